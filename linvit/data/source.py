@@ -162,7 +162,8 @@ class Source(lightning.LightningDataModule, Checked):
 
     @property
     def channels(self) -> int:
-        return self.preprocessing.channels
+        channels: int = self.preprocessing.channels
+        return channels
 
     def train_set(self) -> Dataset[Any]:
         raise NotImplementedError

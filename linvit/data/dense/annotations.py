@@ -1,20 +1,21 @@
 """Annotations in COCO's format, checked entry by entry before anything trains on them."""
 
+import dataclasses
 import math
 import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple, TypeGuard
 
 from PIL import Image
 
 from linvit.data.dense.masks import mask_fault
 from linvit.data.disk import read_json, stays_inside
-from linvit.ranges import Count, Rule, allows, expected, shown
+from linvit.ranges import shown
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
@@ -22,21 +23,7 @@ MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # of an image that Pillow opens
 LARGEST_ID = 2**53  # exact in the COCO tools and every JSON reader
 
 
-@dataclass(frozen=True)
-class Holds(Rule):
-    """Values of which a function is true. described: these values in words."""
-
-    predicate: Callable[[Any], bool]
-    described: str
-
-    def holds(self, value: Any) -> bool:
-        return self.predicate(value)
-
-    def words(self, noun: str, got: Any = None) -> str:
-        return self.described
-
-
-def is_id(value: Any) -> bool:
+def is_id(value: Any) -> TypeGuard[int]:
     """Whether it is a whole number that the COCO tools can tell from its neighbours."""
     return type(value) is int and abs(value) <= LARGEST_ID
 
@@ -46,12 +33,23 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= MOST_PIXELS  # NaN is not
 
 
-Id = Annotated[int, Holds(is_id, "a whole number")]
-FileName = Annotated[str, Holds(stays_inside, "a path inside the folder of the images")]
-FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "images": {"id": Id, "file_name": FileName, "height": Count, "width": Count},
+class Field(NamedTuple):
+    """A condition on a value of an entry, and the values that meet it, in words."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+ID = Field(is_id, "a whole number")
+SIDE = Field(lambda value: is_id(value) and value > 0, "a whole number of 1 or more")
+NAME = Field(lambda value: isinstance(value, str), "text")
+FILE_NAME = Field(
+    lambda value: isinstance(value, str) and stays_inside(value), "a path inside the folder of the images"
+)
+FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "images": {"id": ID, "file_name": FILE_NAME, "height": SIDE, "width": SIDE},
     "annotations": {},  # are checked one by one
-    "categories": {"id": Id, "name": str},
+    "categories": {"id": ID, "name": NAME},
 }
 
 
@@ -72,13 +70,13 @@ class Annotations:
     images: list[dict[str, Any]]
     category_ids: list[int]
     class_names: list[str]
-    records: list[bytes] = field(default_factory=list)
-    num_objects: list[int] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    records: list[bytes] = dataclasses.field(default_factory=list)
+    num_objects: list[int] = dataclasses.field(default_factory=list)
+    complaints: list[str] = dataclasses.field(default_factory=list)
+    kept: list[int] = dataclasses.field(default_factory=list)
     clipped: int = 0
-    present: set[int] = field(default_factory=set)
-    unusable: list[str] = field(default_factory=list)
+    present: set[int] = dataclasses.field(default_factory=set)
+    unusable: list[str] = dataclasses.field(default_factory=list)
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """The annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
@@ -147,17 +145,17 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     return check_annotations(path, content, partial(read_json, path), needs_masks, class_names)
 
 
-def read_lists(path: Path, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[str, list[Any]]:
     """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
     if not os.path.exists(path):
         raise ValueError(f"The annotation file {path} does not exist: check the path.")
     content = read_json(path)
-    for name, kinds in fields.items():
+    for name, of_entry in fields.items():
         entries = content.get(name) if isinstance(content, dict) else None
         if not isinstance(entries, list):
             raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(fields)}.")
-        for number, entry in enumerate(entries if kinds else ()):
-            check_fields(f"{path}: entry {number} of {name}", entry, kinds)
+        for number, entry in enumerate(entries if of_entry else ()):
+            check_fields(f"{path}: entry {number} of {name}", entry, of_entry)
     categories = content["categories"]
     ids, names = ({category[key] for category in categories} for key in ("id", "name"))
     if not categories or min(len(ids), len(names)) < len(categories):
@@ -168,13 +166,14 @@ def read_lists(path: Path, fields: Mapping[str, Mapping[str, Any]]) -> dict[str,
     return dict(content)
 
 
-def check_fields(place: str, entry: Any, kinds: Mapping[str, Any]) -> None:
-    """Raises ValueError for an entry without fields of these types; place: of the entry in its file, in words."""
+def check_fields(place: str, entry: Any, fields: Mapping[str, Field]) -> None:
+    """Raises ValueError for an entry without such fields; place: of the entry in its file, in words."""
     if not isinstance(entry, dict):
-        raise ValueError(f"{place} is {shown(entry)}, expected an object with {', '.join(kinds)}: correct it.")
-    for key, kind in kinds.items():
-        if not allows(kind, entry.get(key)):
-            raise ValueError(f"{place} has {shown(entry.get(key))} as {key}, expected {expected(kind)}: correct it.")
+        raise ValueError(f"{place} is {shown(entry)}, expected an object with {', '.join(fields)}: correct it.")
+    for key, field in fields.items():
+        value = entry.get(key)
+        if not field.holds(value):
+            raise ValueError(f"{place} has {shown(value)} as {key}, expected {field.expected}: correct it.")
 
 
 def names_by_id(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -255,23 +254,24 @@ def fault_in(
 
     images, categories: those of the file, by their ids. seen: the ids of the annotations before it.
     """
-    box, area = entry.get("bbox"), entry.get("area")
-    if not is_id(entry.get("id")):
-        return f"has the id {shown(entry.get('id'))}, expected a whole number"
-    if entry["id"] in seen:
+    number, image, category = entry.get("id"), entry.get("image_id"), entry.get("category_id")
+    box, area, crowd = entry.get("bbox"), entry.get("area"), entry.get("iscrowd")
+    if not is_id(number):
+        return f"has the id {shown(number)}, expected a whole number"
+    if number in seen:
         return "has the id of another annotation"
-    if not is_id(entry.get("image_id")) or entry["image_id"] not in images:
+    if not is_id(image) or image not in images:
         return "belongs to no image of the file"
-    if not is_id(entry.get("category_id")) or entry["category_id"] not in categories:
-        return f"has the unknown category {shown(entry.get('category_id'))}"
+    if not is_id(category) or category not in categories:
+        return f"has the unknown category {shown(category)}"
     if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
         return f"has the bbox {shown(box)}, expected [x, y, width, height] in pixels"
     if area is not None and not (is_number(area) and area >= 0):
         return f"has the area {shown(area)}, expected a number of pixels"
-    if entry.get("iscrowd") not in (None, 0, 1):
-        return f"has iscrowd {shown(entry['iscrowd'])}, expected 0 or 1"
+    if crowd not in (None, 0, 1):
+        return f"has iscrowd {shown(crowd)}, expected 0 or 1"
     left, top, width, height = box
-    tall, wide = images[entry["image_id"]]["height"], images[entry["image_id"]]["width"]
+    tall, wide = images[image]["height"], images[image]["width"]
     if min(width, height) < SMALLEST_SIDE:
         return f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel"
     inside = min(left + width, wide) - max(left, 0), min(top + height, tall) - max(top, 0)

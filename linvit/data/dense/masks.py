@@ -32,9 +32,10 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> str:
             return (
                 f"has a mask of the size {shown(segmentation.get('size'))}, but its image has {pixels} (height × width)"
             )
-        is_plain = isinstance(counts, list)
-        if is_plain and (any(type(n) is not int or n < 0 for n in counts) or sum(counts) != size[0] * size[1]):
-            return f"has run lengths that do not fill its {pixels}"
+        if isinstance(counts, list):
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not are_counts or sum(counts) != size[0] * size[1]:
+                return f"has run lengths that do not fill its {pixels}"
         try:
             return "" if to_mask(segmentation, size).any() else "has a mask without a pixel in it"
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):

@@ -8,19 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.data.dense.annotations import FileName, Id, check_fields, names_by_id, read_lists
+from linvit.data.dense.annotations import FILE_NAME, ID, NAME, Field, check_fields, names_by_id, read_lists
 from linvit.data.dense.coco import SPLITS, find_file, find_images
 from linvit.data.dense.label_maps import MapSource, Pair, read_pixels
 from linvit.data.dense.transforms import IGNORED
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.files import user_path
 
-FIELDS: dict[str, dict[str, Any]] = {
-    "images": {"id": Id, "file_name": FileName},
-    "annotations": {"image_id": Id, "file_name": FileName, "segments_info": list[dict[str, Any]]},
-    "categories": {"id": Id, "name": str},
+SEGMENTS = Field(lambda value: isinstance(value, list), "a list")
+FIELDS = {
+    "images": {"id": ID, "file_name": FILE_NAME},
+    "annotations": {"image_id": ID, "file_name": FILE_NAME, "segments_info": SEGMENTS},
+    "categories": {"id": ID, "name": NAME},
 }
-SEGMENT = {"id": Id, "category_id": Id}
+SEGMENT = {"id": ID, "category_id": ID}
 
 
 class CocoPanoptic(MapSource):

@@ -55,7 +55,7 @@ class DigitImages(Digits):
     """
 
     task = "diffusion"
-    preprocessing: GenerationPreprocessing
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
     def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
         super().__init__(32, 1, batch_size, 0, **options)
@@ -73,7 +73,7 @@ class CifarImages(Cifar):
     """
 
     task = "diffusion"
-    preprocessing: GenerationPreprocessing
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
     def __init__(
         self,

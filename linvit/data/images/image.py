@@ -117,7 +117,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
             if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
                 say_pages(str(name or file))
             image.load()
-            upright = image
+            upright: Image.Image = image
             with contextlib.suppress(Exception):  # damaged EXIF data with intact pixels
                 upright = ImageOps.exif_transpose(image)
             return converted(upright, channels, image)

@@ -290,7 +290,7 @@ class LibriSpeech(Source):
         return names
 
     @cached_property
-    def preprocessing(self) -> SpeechPreprocessing:  # type: ignore[override]
+    def preprocessing(self) -> SpeechPreprocessing:
         """Features normalized by statistics of up to MEASURED training utterances, unless another one is assigned."""
         names = self.class_names  # makes the tokenizer too
         mean, std = self._measured()
