@@ -14,7 +14,7 @@ from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
 from linvit.bench.runtimes import RUNTIMES
-from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
+from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu, record
 from linvit.kernels.support import machine_obstacle

@@ -1,14 +1,22 @@
-"""Files of a data set on disk: only regular files are opened, hidden ones are ignored, text is UTF-8."""
+"""Files of a data set on disk: only regular files are opened, hidden ones are ignored, text is UTF-8.
 
+What cannot be used is said in a sentence for each item, of which the first five are shown.
+"""
+
+import contextlib
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+SHOWN = 5
+
 logger = logging.getLogger(__name__)
+_collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 def check_regular(path: str | Path) -> None:
@@ -88,3 +96,44 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
     except ValueError:  # Python's limit for whole numbers
         raise ValueError(f"{path} has a number of over 4,300 digits: correct it.") from None
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[str]]:
+    """Yields a list that gets the sentences of all items left out meanwhile, whatever the limits are."""
+    sentences: list[str] = []
+    token = _collected.set(sentences)
+    try:
+        yield sentences
+    finally:
+        _collected.reset(token)
+
+
+def shown(sentences: Sequence[str]) -> str:
+    """The first five sentences, one per line, and the number of the others."""
+    more = len(sentences) - SHOWN
+    return "\n  ".join([*sentences[:SHOWN], *([f"and {more:,} more."] if more > 0 else [])])
+
+
+def refusal(sentences: Sequence[str], limit: int, argument: str) -> ValueError:
+    """The error for more unusable items than `argument` allows."""
+    first, *others = shown(sentences).split("\n", 1)
+    more = f" More than `{argument}`={limit}." if limit or others else ""
+    return ValueError("\n".join([first + more, *others]))
+
+
+def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
+    """The error for data of which nothing can be used, even if all may be left out."""
+    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
+
+
+def allow(sentences: Sequence[str], limit: int, argument: str) -> None:
+    """Warns of the items that are left out; raises ValueError if they are more than limit, the value of `argument`."""
+    collected = _collected.get()
+    if collected is not None:
+        collected += sentences
+        return
+    if len(sentences) > limit:
+        raise refusal(sentences, limit, argument)
+    if sentences:
+        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, shown(sentences))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from linvit.data.unusable import SHOWN, none_usable, refusal
+from linvit.data.disk import SHOWN, none_usable, refusal
 from linvit.environment import replica
 from linvit.ranges import Seed, check
 
@@ -41,8 +41,6 @@ class ShuffledOrder(Sampler[Position]):
     """
 
     def __init__(self, length: int, seed: int, repeats: int = 1) -> None:
-        if repeats < 1:
-            raise ValueError(f"`repeats` is {repeats}, expected 1 or more: set it to 1 or 3.")
         self.length = length
         self.seed = seed
         self.repeats = repeats

@@ -1,29 +1,75 @@
-"""The base class of all data sources."""
+"""The base class of all data sources, and what is counted in them before anything trains on them."""
 
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, cast
 
 import lightning
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.contents import Contents
+from linvit.data.disk import SHOWN
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
-from linvit.data.unusable import SHOWN
 from linvit.environment import replica
+from linvit.files import reason_of
 from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
-
-if TYPE_CHECKING:
-    from linvit.data.images.image import Preprocessing
 
 USUAL_WORKERS = 8
 REACHED = tuple[Amount, Amount]  # epoch, batches of it
+
 logger = logging.getLogger(__name__)
 Workers = Annotated[int, Range(0, 1024)]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What one sample contains.
+
+    size: (height, width) in pixels, (seconds,) of sound or (bytes,) of text. amounts: by what is counted ("images",
+    "objects", "pixels"), the amount of each class. others: amounts that belong to no class, by what is counted.
+    """
+
+    size: tuple[float, ...]
+    amounts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The samples of a split, read one by one; a sentence in place of a sample that cannot be used.
+
+    items: has a length and is indexed by whole numbers; its items are described, sentences stay as they are. others:
+    amounts that belong to no sample, by what is counted. item: the word for a sample, by default that of the source.
+    """
+
+    items: Any
+    describe: Callable[[Any], Content | str]
+    others: Mapping[str, int] = field(default_factory=dict)
+    item: str = ""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Content | str]:
+        for index in range(len(self.items)):
+            item = self.items[index]
+            yield item if isinstance(item, str) else self.describe(item)
+
+
+def untransformed(*sample: Any) -> Any:
+    """The sample as it was read, in place of a transform."""
+    return sample if len(sample) > 1 else sample[0]
+
+
+def image_content(sample: tuple[Any, Any]) -> Content:
+    """A PIL image and its class, or 0 or 1 for each class."""
+    image, target = sample
+    classes: Sequence[int] = [target] if isinstance(target, int) else target.nonzero().flatten().tolist()
+    return Content((image.height, image.width), {"images": dict.fromkeys(classes, 1)})
 
 
 def fitting_workers(num_workers: int) -> int:
@@ -87,7 +133,7 @@ class Source(lightning.LightningDataModule, Checked):
     smaller: tuple[str, ...] = ("batch_size",)
     assemble = staticmethod(default_collate)
     class_names: list[str]
-    preprocessing: "Preprocessing"
+    preprocessing: Any
 
     def __init__(
         self, batch_size: Count, seed: Seed, num_workers: Workers, max_corrupt: Amount = 0, repeats: Count = 1
@@ -116,7 +162,8 @@ class Source(lightning.LightningDataModule, Checked):
 
     @property
     def channels(self) -> int:
-        return self.preprocessing.channels
+        channels: int = self.preprocessing.channels
+        return channels
 
     def train_set(self) -> Dataset[Any]:
         raise NotImplementedError
@@ -178,3 +225,24 @@ class Source(lightning.LightningDataModule, Checked):
             "assemble": self.assemble,
             "pin_memory": torch.cuda.is_available(),
         }
+
+
+def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:
+    """The rows of a split of a data set.
+
+    arguments: of `datasets.load_dataset`. columns: the required columns, by the argument that sets them.
+    """
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
+    except Exception as error:  # its class depends on the cause
+        damaged = isinstance(error, datasets.exceptions.DatasetGenerationError)  # which says nothing itself
+        reason = reason_of(cast(Exception, (damaged and error.__cause__) or error))
+        advice = "repair the files, or use others" if damaged else "check `path`, `configuration` and the splits"
+        raise ValueError(f"The data set {arguments['path']} cannot be read ({reason}): {advice}.") from error
+    for argument, column in columns.items():
+        if rows.column_names and column not in rows.column_names:
+            known = ", ".join(rows.column_names)
+            raise ValueError(f"The data set has no column {column!r}: set `{argument}` to one of {known}.")
+    return rows

@@ -10,12 +10,11 @@ from typing import Any
 
 import yaml
 
-from linvit.data.contents import Content
 from linvit.data.dense.annotations import read_annotations
+from linvit.data.disk import collecting
 from linvit.data.images.image import PAGED
-from linvit.data.source import Source, listed, untrained
+from linvit.data.source import Content, Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
-from linvit.data.unusable import collecting
 from linvit.files import user_path
 from linvit.ranges import allows, as_tuple, check, check_names, declared, known
 from linvit.runs.progress import tracked

@@ -11,7 +11,7 @@ from timm.models import load_state_dict
 from torch import nn
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
-from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
+from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.deploy.formats import FORMATS

@@ -12,9 +12,8 @@ import torch
 import yaml
 
 from linvit.analysis.cost import Cost, count_cost
-from linvit.data.images.folder import ImageFolder
+from linvit.data.images.folder import ImageFolder, Survey, survey
 from linvit.data.images.image import SMALLEST
-from linvit.data.images.survey import Survey, survey
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.errors import keys_of

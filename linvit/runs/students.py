@@ -12,9 +12,8 @@ from linvit.analysis.figures import COLOURS, WIDTH, integer_ticks, subplots
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.images.cifar import Cifar
 from linvit.data.images.digits import Digits
-from linvit.data.images.folder import ImageFolder
+from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
-from linvit.data.images.unlabelled import UnlabelledImages
 from linvit.data.source import Source
 from linvit.models.by_name import known_arguments
 from linvit.models.linearizing import Origin

@@ -13,9 +13,8 @@ from torch import Tensor
 from linvit.analysis.markdown import check_marks, markdown_rows, replace_between_marks
 from linvit.analysis.scores import evenly
 from linvit.bench import machine
-from linvit.data.contents import untransformed
 from linvit.data.images.augmented import AugmentedSource
-from linvit.data.source import Source
+from linvit.data.source import Source, untransformed
 from linvit.deploy.facts import KEY
 from linvit.deploy.formats import FORMATS, openvino_core
 from linvit.deploy.graph import OnPixels, exported, sample

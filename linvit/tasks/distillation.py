@@ -47,11 +47,7 @@ class Distillation(Checked):
             )
 
     def build(self, network: nn.Module, num_classes: int, channels: int) -> "Teacher | None":
-        """The teacher, if one is named; with kind "hard" the network returns the logits of both heads while training.
-
-        Raises ValueError for a network with one head (soft: two), and for a teacher that is unknown, cannot be
-        downloaded or has other classes.
-        """
+        """The teacher, if one is named; with kind "hard" the network then returns both heads' logits in training."""
         if self.teacher is None:
             return None
         student = cast(Any, network)  # timm's networks have methods that nn.Module does not declare

@@ -63,8 +63,6 @@ class ReadyClassifier(nn.Module):
     Args:
         name: of the network, with its tag, such as mavit_nano.cifar10.
         num_classes: number of classes, in the order of the network's.
-
-    Raises ValueError as `check_classifier` does.
     """
 
     network: Any  # of timm, whose methods nn.Module does not declare
@@ -118,8 +116,6 @@ def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, f
     """Trains a classifier on a data set of (image, label), the same for every run: seed 0, on the CPU.
 
     If a folder is given, the classifier is stored there and reused. Training takes 20 epochs, seconds for small images.
-
-    Raises ValueError if the stored file is damaged or belongs to other data.
     """
     file = folder / FILE if folder else None
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):

@@ -72,8 +72,6 @@ def sample(
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance if there is one.
         seed: seed of all noise, which is sampled on the CPU; or a seed for the noise of each image.
         clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
-
-    Raises ValueError if the sampler is unknown, or `steps` is out of range.
     """
     dit = cast(Sampled, network)
     check({"sampler": Annotated[str, OneOf(SAMPLERS)]}, {"sampler": sampler})

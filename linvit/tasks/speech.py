@@ -11,9 +11,8 @@ from torchmetrics import Metric
 
 from linvit.ranges import Count, check
 from linvit.tasks.measures import LOSS, Measure, counted
-from linvit.tasks.n_gram import CountedNGram
 from linvit.tasks.task import Task, exact_sum
-from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
+from linvit.tasks.transcription import BLANK, CountedNGram, greedy, prefix_beam, spelled, word_edits
 
 logger = logging.getLogger(__name__)
 Targets = dict[str, Any]

@@ -66,11 +66,12 @@ class StudentTask(Task):
         self.original = original.to(memory_format=self.memory_format).requires_grad_(False).eval()
         self.teacher = teacher
         self.classes = num_classes if getattr(network, "num_classes", None) == num_classes else 0
-        self.keep(self._metrics)
-
-    def _metrics(self) -> dict[str, nn.Module]:
-        errors = {str(index): MeanMetric() for index in range(len(self.names))}
-        return errors | ({"top1": MulticlassAccuracy(self.classes, average="micro")} if self.classes else {})
+        self.keep(
+            lambda: {
+                **{str(index): MeanMetric() for index in range(len(self.names))},
+                **({"top1": MulticlassAccuracy(self.classes, average="micro")} if self.classes else {}),
+            }
+        )
 
     @property
     def names(self) -> list[str]:

@@ -20,9 +20,9 @@ from linvit.data.dense.annotations import read_annotations
 from linvit.data.dense.coco import Coco
 from linvit.data.generation.latents import Latents
 from linvit.data.images import ImageFolder, TimmImages
+from linvit.data.images.folder import survey
 from linvit.data.images.image import open_image
 from linvit.data.images.multilabel import MultiLabelImages
-from linvit.data.images.survey import survey
 from linvit.data.speech.audio import read_audio
 from linvit.data.speech.librispeech import LibriSpeech
 from linvit.data.text.files import TextFolder

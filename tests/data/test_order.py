@@ -161,11 +161,6 @@ def test_repeated_augmentation_resumes_exactly():
     assert torch.equal(drawn(repeated(workers=2)), drawn(repeated()))
 
 
-def test_no_copy_of_an_image_is_refused():
-    with pytest.raises(ValueError, match=r"`repeats` is 0"):
-        ShuffledOrder(20, 0, repeats=0)
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_grouped_batches_hold_one_group_in_every_process(ranks, world):
     groups = [index % 3 == 0 for index in range(50)]
@@ -187,8 +182,3 @@ def test_grouped_order_changes_with_the_epoch_and_goes_on_in_its_middle():
     order.skipped = 0
     order.set_epoch(1)
     assert [index for _, index in order] != [index for _, index in first]
-
-
-def test_batches_are_assembled_as_told():
-    loader = Batches(SomeCorrupt(), batch_size=4, max_corrupt=2, assemble=lambda samples: (samples, len(samples)))
-    assert [count for _, count in loader] == [3, 3]

@@ -2,7 +2,7 @@ import pytest
 from tiny_dense import tiny_scenes
 
 from linvit.data.dense import Coco
-from linvit.tasks.average_precision import average_precision
+from linvit.tasks.detection import average_precision
 
 
 @pytest.fixture(scope="module")

@@ -45,18 +45,6 @@ def test_teacher_is_frozen_and_no_part_of_the_student(teacher):
     assert task(torch.randn(1, 3, 32, 32)).shape == (1, 10)
 
 
-def test_without_a_name_there_is_no_teacher():
-    network = student().train()
-    assert Distillation().build(network, 10, 3) is None
-    assert isinstance(network(torch.randn(2, 3, 32, 32)), torch.Tensor)
-
-
-def test_distilled_deit_of_timm_can_learn_too(teacher):
-    network = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=10, img_size=32, depth=1)
-    teacher[1].build(network, 10, 3)
-    assert len(network.train()(torch.randn(1, 3, 32, 32))) == 2
-
-
 def refused(distillation, sentence, network=None, classes=10):
     with pytest.raises(ValueError, match=sentence) as caught:
         distillation.build(network or student(classes), classes, 3)

@@ -1,6 +1,4 @@
-import builtins
 import math
-import sys
 
 import pytest
 import torch
@@ -30,7 +28,7 @@ ngram 2=3
 @pytest.fixture
 def model(tmp_path):
     pytest.importorskip("kenlm", reason="kenlm is not installed")
-    from linvit.tasks.n_gram import NGram
+    from linvit.tasks.transcription import NGram
 
     path = tmp_path / "model.arpa"
     path.write_text(ARPA)
@@ -55,7 +53,7 @@ def test_it_turns_what_the_beam_finds(model):
 
 def test_what_is_no_language_model_is_named(tmp_path):
     pytest.importorskip("kenlm", reason="kenlm is not installed")
-    from linvit.tasks.n_gram import NGram
+    from linvit.tasks.transcription import NGram
 
     with pytest.raises(ValueError, match="There is no language model at"):
         NGram(tmp_path / "nowhere.arpa")
@@ -65,7 +63,7 @@ def test_what_is_no_language_model_is_named(tmp_path):
 
 
 def test_counted_probabilities_are_the_formula():
-    from linvit.tasks.n_gram import CountedNGram
+    from linvit.tasks.transcription import CountedNGram
 
     model = CountedNGram(["A B", "A B", "A C"], order=2)  # 3 A, 2 B, 1 C, 3 ends; one more for unknown words
     alone = {"A": (3 + 4 / 5) / 13, "B": (2 + 4 / 5) / 13, "Z": (4 / 5) / 13}
@@ -77,23 +75,7 @@ def test_counted_probabilities_are_the_formula():
 
 @pytest.mark.parametrize("before", [(), ("A",), ("A", "B"), ("Z", "A"), ("C", "C", "C")])
 def test_counted_probabilities_sum_to_one(before):
-    from linvit.tasks.n_gram import CountedNGram
+    from linvit.tasks.transcription import CountedNGram
 
     model = CountedNGram(["A B A", "B", "", "C A B B"])
     assert sum(math.exp(model(before, word)) for word in ("A", "B", "C", "</s>", "unknown")) == pytest.approx(1)
-
-
-def test_without_kenlm_it_says_what_to_install(monkeypatch):
-    from linvit.tasks.n_gram import NGram
-
-    monkeypatch.delitem(sys.modules, "kenlm", raising=False)
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "kenlm":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match="pip install kenlm"):
-        NGram("model.arpa")

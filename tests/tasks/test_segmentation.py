@@ -25,11 +25,6 @@ def test_overlaps_are_those_of_all_pixels_together():
     )
 
 
-def test_one_class_is_refused():
-    with pytest.raises(ValueError, match="The data has 1 class, expected 2 or more: add the background as a class"):
-        Segmentation(torch.nn.Identity(), num_classes=1)
-
-
 def test_a_class_that_is_only_answered_counts_as_wrong():
     confusion = torch.tensor([[8, 2, 0], [0, 0, 0], [0, 0, 0]])
     measured = overlaps(confusion)
@@ -69,8 +64,3 @@ def test_the_overlap_of_each_class_is_a_measure_on_request():
     assert measured["iou_car"].isnan(), "there is none"
     with pytest.raises(ValueError, match=r"`class_names` has 1 entries, but the data has 3 classes"):
         Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_names=["road"])
-
-
-def test_weights_for_other_classes_are_refused():
-    with pytest.raises(ValueError, match=r"`class_weights` has 2 entries, but the data has 3 classes"):
-        Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_weights=[1.0, 1.0])

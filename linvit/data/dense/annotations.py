@@ -1,32 +1,56 @@
 """Annotations in COCO's format, checked entry by entry before anything trains on them."""
 
+import dataclasses
+import math
 import os
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from PIL import Image
 
-from linvit.data.dense.masks import check_mask
+from linvit.data.dense.masks import mask_fault
 from linvit.data.disk import read_json, stays_inside
+from linvit.ranges import shown
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # of an image that Pillow opens
 LARGEST_ID = 2**53  # exact in the COCO tools and every JSON reader
-SHOWN = 80  # characters
-LISTS = ("images", "annotations", "categories")
 
 
-class UnusableEntryError(ValueError):
-    """An annotation that cannot be used: its name in the file, and the fault, which completes a sentence."""
+def is_id(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number that the COCO tools can tell from its neighbours."""
+    return type(value) is int and abs(value) <= LARGEST_ID
 
-    def __init__(self, name: str, fault: str) -> None:
-        super().__init__(fault)
-        self.name = name
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that pixels can be counted with."""
+    return type(value) in (int, float) and abs(value) <= MOST_PIXELS  # NaN is not
+
+
+class Field(NamedTuple):
+    """A condition on a value of an entry, and the values that meet it, in words."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+ID = Field(is_id, "a whole number")
+SIDE = Field(lambda value: is_id(value) and value > 0, "a whole number of 1 or more")
+NAME = Field(lambda value: isinstance(value, str), "text")
+FILE_NAME = Field(
+    lambda value: isinstance(value, str) and stays_inside(value), "a path inside the folder of the images"
+)
+FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "images": {"id": ID, "file_name": FILE_NAME, "height": SIDE, "width": SIDE},
+    "annotations": {},  # are checked one by one
+    "categories": {"id": ID, "name": NAME},
+}
 
 
 @dataclass
@@ -46,13 +70,13 @@ class Annotations:
     images: list[dict[str, Any]]
     category_ids: list[int]
     class_names: list[str]
-    records: list[bytes] = field(default_factory=list)
-    num_objects: list[int] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    records: list[bytes] = dataclasses.field(default_factory=list)
+    num_objects: list[int] = dataclasses.field(default_factory=list)
+    complaints: list[str] = dataclasses.field(default_factory=list)
+    kept: list[int] = dataclasses.field(default_factory=list)
     clipped: int = 0
-    present: set[int] = field(default_factory=set)
-    unusable: list[str] = field(default_factory=list)
+    present: set[int] = dataclasses.field(default_factory=set)
+    unusable: list[str] = dataclasses.field(default_factory=list)
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """The annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
@@ -64,7 +88,7 @@ class Annotations:
         content = self.read()
         entries = [content["annotations"][place] for place in self.kept]
         complete = [
-            {**entry, "id": number, "iscrowd": int(bool(entry.get("iscrowd"))), "area": _area(entry)}
+            {**entry, "id": number, "iscrowd": int(bool(entry.get("iscrowd"))), "area": stated_area(entry)}
             for number, entry in enumerate(entries, start=1)  # to the tools an id of 0 means "not matched"
         ]
         return {"info": {}, "licenses": [], **content, "annotations": complete}
@@ -98,10 +122,10 @@ class Collected:
     def annotations(self, path: Path, needs_masks: bool) -> Annotations:
         """The annotations after all checks. path: file or folder that they come from."""
         read = partial(pickle.loads, pickle.dumps(self.content))
-        known = check_annotations(path, read, needs_masks, places=self.places)
-        known.complaints[:0] = self.complaints
-        known.unusable = self.unusable
-        return known
+        annotations = check_annotations(path, self.content, read, needs_masks, places=self.places)
+        annotations.complaints[:0] = self.complaints
+        annotations.unusable = self.unusable
+        return annotations
 
 
 def read_annotations(path: str | Path, needs_masks: bool = True, class_names: list[str] | None = None) -> Annotations:
@@ -111,183 +135,161 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     that is missing or damaged, and for images and categories that cannot be used.
     """
     path = Path(path)
-    return check_annotations(path, partial(_content, path), needs_masks, class_names)
+    content = read_lists(path, FIELDS)
+    for number, image in enumerate(content["images"]):
+        if image["height"] * image["width"] > MOST_PIXELS:
+            raise ValueError(
+                f"{path}: entry {number} of images has {image['height']}×{image['width']} px, expected {MOST_PIXELS:,}"
+                " pixels or fewer: correct it."
+            )
+    return check_annotations(path, content, partial(read_json, path), needs_masks, class_names)
+
+
+def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[str, list[Any]]:
+    """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
+    if not os.path.exists(path):
+        raise ValueError(f"The annotation file {path} does not exist: check the path.")
+    content = read_json(path)
+    for name, of_entry in fields.items():
+        entries = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(entries, list):
+            raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(fields)}.")
+        for number, entry in enumerate(entries if of_entry else ()):
+            check_fields(f"{path}: entry {number} of {name}", entry, of_entry)
+    categories = content["categories"]
+    ids, names = ({category[key] for category in categories} for key in ("id", "name"))
+    if not categories or min(len(ids), len(names)) < len(categories):
+        raise ValueError(
+            f"{path} has {len(categories)} categories with {len(ids)} ids and {len(names)} names: expected one or more,"
+            " each with an id and a name of its own."
+        )
+    return dict(content)
+
+
+def check_fields(place: str, entry: Any, fields: Mapping[str, Field]) -> None:
+    """Raises ValueError for an entry without such fields; place: of the entry in its file, in words."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{place} is {shown(entry)}, expected an object with {', '.join(fields)}: correct it.")
+    for key, field in fields.items():
+        value = entry.get(key)
+        if not field.holds(value):
+            raise ValueError(f"{place} has {shown(value)} as {key}, expected {field.expected}: correct it.")
+
+
+def names_by_id(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """The names of the categories by their ids, in the order of the ids."""
+    return dict(sorted((category["id"], category["name"]) for category in categories))
 
 
 def check_annotations(
     path: Path,
+    content: Mapping[str, list[Any]],
     read: Callable[[], dict[str, Any]],
     needs_masks: bool,
     class_names: list[str] | None = None,
     places: Sequence[str] | None = None,
 ) -> Annotations:
-    """Checks what `read` returns, a dictionary in COCO's format; see read_annotations.
+    """Checks the annotations of a dictionary in COCO's format, which `read` returns again; see read_annotations.
 
     places: the place of each annotation in the files, if they have another format.
     """
-    content = read()
-    category_ids, names = _categories(path, content["categories"], class_names)
-    known = Annotations(path, read, _images(path, content["images"]), category_ids, names)
-    place = {image["id"]: index for index, image in enumerate(known.images)}
-    label_of = {category: label for label, category in enumerate(category_ids)}
-    records: list[list[dict[str, Any]]] = [[] for _ in known.images]
-    seen: set[Any] = set()
-    for number, entry in enumerate(content["annotations"]):
-        try:
-            index, record = _checked(entry, place, known.images, label_of, needs_masks, seen)
-        except UnusableEntryError as error:
-            where = places[number] if places else " ".join(filter(None, (f"{path}:", error.name)))
-            known.complaints.append(f"{where} {error}: correct or remove it.")
-            continue
-        known.kept.append(number)
-        known.clipped += _clip(record["box"], known.images[index])
-        records[index].append(record)
-        known.present |= set() if record["iscrowd"] else {record["label"]}
-    known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records]
-    known.records = [pickle.dumps(entries) for entries in records]
-    return known
-
-
-def _content(path: Path) -> dict[str, Any]:
-    if not os.path.exists(path):
-        raise ValueError(f"The annotation file {path} does not exist: check the path.")
-    content = read_json(path)
-    for name in LISTS:
-        if not isinstance(content, dict) or not isinstance(content.get(name), list):
-            raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(LISTS)}.")
-    return dict(content)
-
-
-def _images(path: Path, entries: list[Any]) -> list[dict[str, Any]]:
-    images: dict[Any, dict[str, Any]] = {}
-    for number, entry in enumerate(entries):
-        image = {key: entry.get(key) for key in ("id", "file_name", "height", "width")} if type(entry) is dict else {}
-        if not _is_id(image.get("id")) or not isinstance(image["file_name"], str) or not _has_size(image):
-            raise ValueError(
-                f"{path}: image number {number} is {_short(entry)}, expected a file_name, and whole numbers as id,"
-                f" height and width (at most {MOST_PIXELS:,} pixels)."
-            )
-        if not stays_inside(image["file_name"]):
-            raise ValueError(
-                f"{path}: image {image['id']} has the file_name {_short(image['file_name'])}, expected a path inside"
-                " the folder of the images: correct it."
-            )
-        if image["id"] in images:
-            raise ValueError(f"{path}: two images have the id {image['id']}: number them differently.")
-        images[image["id"]] = image
-    return list(images.values())
-
-
-def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -> tuple[list[int], list[str]]:
-    for entry in entries:
-        if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not isinstance(entry.get("name"), str):
-            raise ValueError(f"{path} has the category {_short(entry)}, expected a whole number as id, and a name.")
-    named = dict(sorted((entry["id"], entry["name"]) for entry in entries))
-    id_of = {name: category for category, name in named.items()}
-    if not entries or len(id_of) != len(entries):
-        raise ValueError(
-            f"{path} has {len(entries)} categories with {len(named)} ids and {len(id_of)} names: expected one or more,"
-            " each with an id and a name of its own."
-        )
-    if class_names is None:
-        return list(named), list(named.values())
-    if set(id_of) != set(class_names):
-        odd = min(set(id_of) ^ set(class_names))
+    images = {image["id"]: {key: image[key] for key in FIELDS["images"]} for image in content["images"]}
+    if len(images) < len(content["images"]):
+        twice, _ = Counter(image["id"] for image in content["images"]).most_common(1)[0]
+        raise ValueError(f"{path}: two images have the id {twice}: number them differently.")
+    names = names_by_id(content["categories"])
+    if class_names is not None and set(names.values()) != set(class_names):
+        odd = min(set(names.values()) ^ set(class_names))
         raise ValueError(
             f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is only in one):"
             " use files with the same categories."
         )
-    return [id_of[name] for name in class_names], list(class_names)
+    class_names = list(class_names or names.values())
+    label_of = {category: class_names.index(name) for category, name in names.items()}
+    category_ids = sorted(label_of, key=label_of.__getitem__)
+    known = Annotations(path, read, list(images.values()), category_ids, class_names)
+    records: dict[int, list[dict[str, Any]]] = {number: [] for number in images}
+    seen: set[int] = set()
+    for number, entry in enumerate(content["annotations"]):
+        entry = entry if isinstance(entry, dict) else {}
+        fault = fault_in(entry, images, label_of, seen, needs_masks)
+        has_id = is_id(entry.get("id"))
+        if has_id:
+            seen.add(entry["id"])
+        if fault:
+            place = f"{path}: annotation {entry.get('id')} of image {shown(entry.get('image_id'))}"
+            place = place if has_id else f"{path}: entry {number} of annotations"
+            known.complaints.append(f"{places[number] if places else place} {fault}: correct or remove it.")
+            continue
+        image, label, crowd = images[entry["image_id"]], label_of[entry["category_id"]], bool(entry.get("iscrowd"))
+        left, top, width, height = entry["bbox"]
+        corners, limits = (left, top, left + width, top + height), (image["width"], image["height"]) * 2
+        box = [min(max(side, 0.0), float(limit)) for side, limit in zip(corners, limits, strict=True)]
+        known.clipped += any(abs(new - old) > ROUNDING for new, old in zip(box, corners, strict=True))
+        known.present |= set() if crowd else {label}
+        known.kept.append(number)
+        records[entry["image_id"]].append(
+            {
+                "id": entry["id"],
+                "box": box,
+                "label": label,
+                "segmentation": entry.get("segmentation") if needs_masks else None,
+                "iscrowd": int(crowd),
+                "area": stated_area(entry),
+            }
+        )
+    known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records.values()]
+    known.records = [pickle.dumps(entries) for entries in records.values()]
+    return known
 
 
-def _checked(
-    entry: Any,
-    place: dict[Any, int],
-    images: list[dict[str, Any]],
-    label_of: dict[Any, int],
+def fault_in(
+    entry: Mapping[str, Any],
+    images: Mapping[int, Mapping[str, Any]],
+    categories: Container[int],
+    seen: Container[int],
     needs_masks: bool,
-    seen: set[Any],
-) -> tuple[int, dict[str, Any]]:
-    """(index of the image, record) of one annotation; raises UnusableEntryError."""
-    if not isinstance(entry, dict) or not _is_id(entry.get("id")):
-        raise UnusableEntryError("", f"an annotation has no whole number as id ({_short(entry)})")
-    name = f"annotation {entry['id']} of image {_short(entry.get('image_id'))}"
-    if entry["id"] in seen:
-        raise UnusableEntryError(name, "has the id of another annotation")
-    seen.add(entry["id"])
-    if not _is_id(entry.get("image_id")) or entry["image_id"] not in place:
-        raise UnusableEntryError(name, "belongs to no image of the file")
-    if not _is_id(entry.get("category_id")) or entry["category_id"] not in label_of:
-        raise UnusableEntryError(name, f"has the unknown category {_short(entry.get('category_id'))}")
-    index = place[entry["image_id"]]
-    size = images[index]["height"], images[index]["width"]
-    try:
-        box = _box(entry.get("bbox"), size)
-        area = _area(entry)
-        if entry.get("iscrowd") not in (None, 0, 1):
-            raise ValueError(f"has iscrowd {_short(entry['iscrowd'])}, expected 0 or 1")
-        if needs_masks:
-            check_mask(entry.get("segmentation"), size)
-    except ValueError as error:
-        raise UnusableEntryError(name, str(error)) from None
-    return index, {
-        "id": entry["id"],
-        "box": box,
-        "label": label_of[entry["category_id"]],
-        "segmentation": entry.get("segmentation") if needs_masks else None,
-        "iscrowd": int(bool(entry.get("iscrowd"))),
-        "area": area,
-    }
+) -> str:
+    """Why an annotation cannot be used, as the end of a sentence; "" if it can be.
 
-
-def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
-    if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
-        raise ValueError(f"has the bbox {_short(bbox)}, expected [x, y, width, height] in pixels")
-    left, top, width, height = bbox
+    images, categories: those of the file, by their ids. seen: the ids of the annotations before it.
+    """
+    number, image, category = entry.get("id"), entry.get("image_id"), entry.get("category_id")
+    box, area, crowd = entry.get("bbox"), entry.get("area"), entry.get("iscrowd")
+    if not is_id(number):
+        return f"has the id {shown(number)}, expected a whole number"
+    if number in seen:
+        return "has the id of another annotation"
+    if not is_id(image) or image not in images:
+        return "belongs to no image of the file"
+    if not is_id(category) or category not in categories:
+        return f"has the unknown category {shown(category)}"
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+        return f"has the bbox {shown(box)}, expected [x, y, width, height] in pixels"
+    if area is not None and not (is_number(area) and area >= 0):
+        return f"has the area {shown(area)}, expected a number of pixels"
+    if crowd not in (None, 0, 1):
+        return f"has iscrowd {shown(crowd)}, expected 0 or 1"
+    left, top, width, height = box
+    tall, wide = images[image]["height"], images[image]["width"]
     if min(width, height) < SMALLEST_SIDE:
-        raise ValueError(f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel")
-    inside = min(left + width, size[1]) - max(left, 0), min(top + height, size[0]) - max(top, 0)
+        return f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel"
+    inside = min(left + width, wide) - max(left, 0), min(top + height, tall) - max(top, 0)
     if min(inside) < SMALLEST_SIDE:
-        turned = left + width <= size[0] and top + height <= size[1]
+        turned = left + width <= tall and top + height <= wide
         hint = ", whose EXIF data may turn it after the boxes were drawn" if turned else ""
-        raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width){hint}")
-    return [left, top, left + width, top + height]
+        return f"has the box {box} outside its image of {tall}×{wide} px (height × width){hint}"
+    return mask_fault(entry.get("segmentation"), (tall, wide)) if needs_masks else ""
 
 
-def _area(entry: dict[str, Any]) -> float:
+def is_number_in_text(word: str) -> bool:
+    """Whether a word of a text file is a finite number."""
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def stated_area(entry: Mapping[str, Any]) -> float:
     """The area that the file states, otherwise that of the box."""
-    area = entry.get("area")
-    if area is None:
-        return float(entry["bbox"][2] * entry["bbox"][3])
-    if not _is_number(area) or not 0 <= area <= MOST_PIXELS:
-        raise ValueError(f"has the area {_short(area)}, expected a number of pixels")
-    return float(area)
-
-
-def _clip(box: list[float], image: dict[str, Any]) -> bool:
-    """Cuts a box at the image border, in place; returns whether that was more than rounding."""
-    before = list(box)
-    box[:] = [
-        min(max(side, 0.0), float(limit))
-        for side, limit in zip(box, (image["width"], image["height"]) * 2, strict=True)
-    ]
-    return max(abs(new - old) for new, old in zip(box, before, strict=True)) > ROUNDING
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= MOST_PIXELS  # NaN is not
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and abs(value) <= LARGEST_ID
-
-
-def _has_size(image: dict[str, Any]) -> bool:
-    height, width = image["height"], image["width"]
-    return type(height) is type(width) is int and min(height, width) > 0 and height * width <= MOST_PIXELS
-
-
-def _short(value: Any) -> str:
-    """The beginning of a value of the file, on one line."""
-    text = " ".join(repr(value).split()) if not isinstance(value, int) or _is_id(value) else "a huge number"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+    return float(entry["bbox"][2] * entry["bbox"][3] if entry.get("area") is None else entry["area"])

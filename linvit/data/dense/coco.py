@@ -23,8 +23,6 @@ class Coco(ObjectSource):
     and valid/. train, val: other annotation files; train_images, val_images: the folders of their images; all of them
     relative to root. class_names: fixes the order of the classes; by default it is
     that of the category ids. options: see ObjectSource.
-
-    Raises ValueError for files that are missing or cannot be used.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, images_by_name
 from linvit.data.dense.masks import box_around, to_runs
+from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular
 from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
@@ -31,8 +31,6 @@ class InstanceMasks(HeldOutObjects):
     value an object. If root contains train/ and val/, they are laid out like this. Otherwise a share held_out of the
     images is held out. class_names: the name of the class, by default "object". held_out, split, options: see
     HeldOutObjects.
-
-    Raises ValueError for other folders, for more than one class, and for masks that cannot be used.
     """
 
     @classmethod

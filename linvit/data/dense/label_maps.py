@@ -1,4 +1,4 @@
-"""Images with label maps: images of one channel whose values are classes, in several layouts."""
+"""Images with label maps: images of one channel whose values are classes, in several layouts and in ADE20K's."""
 
 import contextlib
 import logging
@@ -16,13 +16,11 @@ from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from linvit.data.contents import Content, Contents, untransformed
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.disk import check_regular, read_text
+from linvit.data.disk import allow, check_regular, read_text
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
-from linvit.data.source import listed, untrained
-from linvit.data.unusable import allow
+from linvit.data.source import Content, Contents, listed, untrained, untransformed
 from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
 
@@ -35,12 +33,13 @@ LAYOUTS: tuple[tuple[str, str], ...] = (
     ("{}/images", "{}/labels"),
     ("{}/images", "{}/masks"),
 )
+ADE20K_SPLITS = {"train": "training", "val": "validation"}
+ADE20K_CLASSES = 150
 CLASSES_FILE = "classes.txt"
 MODES = ("1", "L", "P", "I;16", "I;16B")  # of one channel of whole numbers
 PEEKED = 100  # maps whose labels are read to find the number of classes, and classes that no map has
 
 logger = logging.getLogger(__name__)
-
 Factor = Annotated[float, Range(above=0, most=10)]
 Label = Annotated[int, Range(0, IGNORED)]
 NumLabels = Annotated[int, Range(1, IGNORED - 1)]
@@ -98,10 +97,7 @@ class MapSource(DenseSource):
         )
 
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
-        """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair.
-
-        Raises ValueError for a missing folder and for one without pairs.
-        """
+        """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair."""
         raise NotImplementedError
 
     def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
@@ -110,25 +106,22 @@ class MapSource(DenseSource):
         allow(unpaired, self.max_corrupt, "max_corrupt")
         return LabelledMaps(pairs, transform, self.read_labels)
 
-    def _say_untrained(self, pairs: Sequence[Pair]) -> None:
-        """Warns of classes that no map has; of many maps some are read, until one of them has a second class."""
-        chosen = pairs[:: max(1, len(pairs) // PEEKED)]
-        present: set[int] = set()
-        for pair in chosen:
-            with contextlib.suppress(CorruptImageError):
-                present |= set(self.read_labels(pair).unique().tolist())
-            if len(chosen) < len(pairs) and len(present - {IGNORED}) > 1:
-                return
-        if present and (absent := untrained(self.class_names, present - {IGNORED}, "image", IGNORED in present)):
-            seen = "" if len(chosen) == len(pairs) else f" ({len(chosen)} of {len(pairs):,} maps were read)"
-            logger.warning(f"{absent}{seen}")
-
     def contents(self, split: str) -> Contents:
         return Contents(self.maps(split, untransformed), _content)
 
     def train_set(self) -> Dataset[Any]:
+        """Warns of classes that no map has; of many maps some are read, until one of them has a second class."""
         maps = self.maps("train", self.transform)
-        self._say_untrained(maps.pairs)
+        chosen = maps.pairs[:: max(1, len(maps.pairs) // PEEKED)]
+        present: set[int] = set()
+        for pair in chosen:
+            with contextlib.suppress(CorruptImageError):
+                present |= set(self.read_labels(pair).unique().tolist())
+            if len(chosen) < len(maps.pairs) and len(present - {IGNORED}) > 1:
+                return maps
+        if present and (absent := untrained(self.class_names, present - {IGNORED}, "image", IGNORED in present)):
+            read = "" if len(chosen) == len(maps.pairs) else f" ({len(chosen)} of {len(maps.pairs):,} maps were read)"
+            logger.warning(f"{absent}{read}")
         return maps
 
     def val_set(self) -> Dataset[Any]:
@@ -163,9 +156,6 @@ class LabelMaps(MapSource):
     of each class, such as [0, 255]. classes: file with the name of each class on a line, by default root/classes.txt.
     num_labels: number of classes, if they have no names. class_names: in the order of the labels, instead of that file.
     options: see MapSource.
-
-    Raises ValueError for a folder without pairs of image and map, for classes without names or number, and for numbers
-    that do not fit together.
     """
 
     layouts = LAYOUTS
@@ -211,8 +201,14 @@ class LabelMaps(MapSource):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        labels = _peeked(root)
-        if not labels - {IGNORED}:
+        folders = filter(None, (folders_of(root, name) for name in cls.splits))
+        maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
+        labels: set[int] = set()
+        for path in maps[:: max(1, len(maps) // PEEKED)]:
+            with contextlib.suppress(CorruptImageError):
+                mode, values = read_pixels(path)
+                labels |= set(np.unique(values).tolist()) if mode in MODES else set()
+        if not labels - {IGNORED} or max(labels) > IGNORED:
             return None
         about = {"name": "label_maps", "root": str(root)}
         if labels == {0, IGNORED}:  # one class and its background, as most programs draw them
@@ -243,6 +239,54 @@ class LabelMaps(MapSource):
                 f"The data folder {self.root} has no {split} images with maps: expected the folders {expected}."
             )
         return pairs_in(*folders)
+
+
+class Ade20k(LabelMaps):
+    """Images and label maps in ADE20K's layout.
+
+    root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
+    files means ignored and 1 is the first class; otherwise 0 is the first class. num_labels: number of classes; by
+    default those of the root's objectInfo*.txt, or 150 without that file. class_names: in the order of the labels,
+    instead of that file. options: see MapSource.
+    """
+
+    layouts = LAYOUTS[1:2]
+
+    def __init__(
+        self,
+        root: str,
+        long_side: Side = 2048,
+        short_side: Side = 512,
+        reduces_zero_label: bool = True,
+        num_labels: NumLabels | None = None,
+        class_names: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            root,
+            long_side,
+            short_side,
+            train=ADE20K_SPLITS["train"],
+            val=ADE20K_SPLITS["val"],
+            void=(0,) if reduces_zero_label else (),
+            classes=None,
+            num_labels=num_labels,
+            class_names=class_names,
+            **options,
+        )
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        fits = any(folders_of(root, name, cls.layouts) for name in ADE20K_SPLITS.values())
+        return {"name": "ade20k", "root": str(root)} if fits else None
+
+    def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
+        """The last column of the table that comes with ADE20K; without it, numbers from 1."""
+        tables = sorted(self.root.glob("objectInfo*.txt"))
+        if num_labels is None and tables:
+            rows = [line.split("\t") for line in read_text(tables[0]).split("\n")[1:] if line.strip()]
+            return [row[-1].strip() for row in rows]
+        return [str(number) for number in range(1, (num_labels or ADE20K_CLASSES) + 1)]
 
 
 def folders_of(root: Path, name: str, layouts: Sequence[tuple[str, str]] = LAYOUTS) -> tuple[Path, Path] | None:
@@ -341,10 +385,7 @@ def read_pixels(path: Path) -> tuple[str, np.ndarray]:
 
 
 def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[str]]:
-    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair.
-
-    Raises ValueError for folders without pairs.
-    """
+    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair."""
     unpaired: list[str] = []
     images = _by_name(images_folder, SUFFIXES, unpaired)
     maps = _by_name(maps_folder, (".png",), unpaired)
@@ -374,15 +415,3 @@ def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> di
         if is_visible and files.setdefault(path.stem, path) != path:
             complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
     return files
-
-
-def _peeked(root: Path) -> set[int]:
-    """The labels of maps that are evenly spread over a folder; none if it has no maps, or maps of larger numbers."""
-    folders = filter(None, (folders_of(root, name) for name in LabelMaps.splits))
-    maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
-    labels: set[int] = set()
-    for place in range(0, len(maps), max(1, len(maps) // PEEKED)):
-        with contextlib.suppress(CorruptImageError):
-            mode, values = read_pixels(maps[place])
-            labels |= set(np.unique(values).tolist()) if mode in MODES else set()
-    return labels if max(labels, default=0) <= IGNORED else set()

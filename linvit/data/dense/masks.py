@@ -7,28 +7,49 @@ from typing import Any
 
 import numpy as np
 
+from linvit.ranges import shown
+
 FARTHEST = 2  # times the longer side of the image; time and memory for a polygon grow with its size
 Segmentation = dict[str, Any] | list[list[float]]
 
 
 def to_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
-    """Draws polygons (their union) or run lengths: uint8 (height, width), 1 inside.
-
-    Raises ValueError for a malformed segmentation; its text completes a sentence that names the annotation.
-    """
-    if isinstance(segmentation, dict):
-        return _of_runs(segmentation, size)
-    _check_polygons(segmentation, size)
-    mask: np.ndarray = _runs().decode(_runs().merge(_runs().frPyObjects(segmentation, *size)))
+    """Draws polygons (their union) or run lengths without a fault: uint8 (height, width), 1 inside."""
+    if isinstance(segmentation, list):
+        segmentation = _runs().merge(_runs().frPyObjects(segmentation, *size))
+    elif isinstance(segmentation["counts"], list):
+        segmentation = _runs().frPyObjects(segmentation, *size)
+    mask: np.ndarray = _runs().decode(segmentation)
     return mask
 
 
-def check_mask(segmentation: Any, size: tuple[int, int]) -> None:
-    """Raises ValueError as to_mask does, and for run lengths of an empty mask; polygons are checked without drawing."""
-    if not isinstance(segmentation, dict):
-        _check_polygons(segmentation, size)
-    elif not _of_runs(segmentation, size).any():
-        raise ValueError("has a mask without a pixel in it")
+def mask_fault(segmentation: Any, size: tuple[int, int]) -> str:
+    """Why a segmentation cannot be used, as the end of a sentence; "" if it can be. Polygons are not drawn for this."""
+    pixels = f"{size[0]}×{size[1]} px"
+    if isinstance(segmentation, dict):
+        counts = segmentation.get("counts")
+        if not isinstance(segmentation.get("size"), list | tuple) or tuple(segmentation["size"]) != tuple(size):
+            return (
+                f"has a mask of the size {shown(segmentation.get('size'))}, but its image has {pixels} (height × width)"
+            )
+        if isinstance(counts, list):
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not are_counts or sum(counts) != size[0] * size[1]:
+                return f"has run lengths that do not fill its {pixels}"
+        try:
+            return "" if to_mask(segmentation, size).any() else "has a mask without a pixel in it"
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+            return f"has run lengths that do not fill its {pixels}"
+    if not isinstance(segmentation, list) or not segmentation:
+        return "has no mask, expected polygons or run lengths"
+    farthest = FARTHEST * max(size)
+    for polygon in segmentation:
+        has_pairs = isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0
+        if not has_pairs or set(map(type, polygon)) - {int, float} or any(map(ne, polygon, polygon)):  # as NaN is
+            return "has a polygon that is not a list of three or more pairs of numbers x, y"
+        if not -farthest <= min(polygon) <= max(polygon) <= farthest:
+            return f"has a polygon far outside its image of {pixels} (height × width)"
+    return "" if any(map(area_of, segmentation)) else "has a polygon without an area"
 
 
 def to_runs(mask: np.ndarray) -> dict[str, Any]:
@@ -59,42 +80,8 @@ def _runs() -> Any:
     return mask
 
 
-def _of_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    written = segmentation.get("size")
-    if not isinstance(written, Sequence) or tuple(written) != tuple(size):
-        shown = "×".join(map(str, written)) if isinstance(written, Sequence) else str(written)
-        raise ValueError(f"has a mask of {shown:.40} px, but its image has {size[0]}×{size[1]} px (height × width)")
-    counts = segmentation.get("counts")
-    try:
-        if isinstance(counts, list):
-            if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
-                raise ValueError
-            segmentation = _runs().frPyObjects(segmentation, *size)
-        mask: np.ndarray = _runs().decode(segmentation)
-        return mask
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
-        raise ValueError(f"has run lengths that do not fill its {size[0]}×{size[1]} px") from None
-
-
-def _check_polygons(segmentation: Any, size: tuple[int, int]) -> None:
-    if not isinstance(segmentation, list) or not segmentation:
-        raise ValueError("has no mask, expected polygons or run lengths")
-    farthest = FARTHEST * max(size)
-    for polygon in segmentation:
-        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2 or not _are_numbers(polygon):
-            raise ValueError("has a polygon that is not a list of three or more pairs of numbers x, y")
-        if not -farthest <= min(polygon) <= max(polygon) <= farthest:
-            raise ValueError(f"has a polygon far outside its image of {size[0]}×{size[1]} px (height × width)")
-    if not any(map(area_of, segmentation)):
-        raise ValueError("has a polygon without an area")
-
-
 def area_of(polygon: Sequence[float]) -> float:
     """The area of a polygon x, y, x, y … in square pixels (the shoelace formula)."""
     across, down = polygon[::2], polygon[1::2]
     doubled = sum(across[i - 1] * down[i] - across[i] * down[i - 1] for i in range(len(across)))
     return abs(doubled) / 2
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return set(map(type, values)) <= {int, float} and not any(map(ne, values, values))  # NaN differs from itself

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.ops import box_convert
 
-from linvit.data.contents import Content, Contents, untransformed
 from linvit.data.dense.annotations import Annotations
 from linvit.data.dense.masks import to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
@@ -26,12 +25,12 @@ from linvit.data.dense.transforms import (
     SHORT_SIDES,
     detection_transform,
 )
-from linvit.data.images.image import CorruptImageError, Side
+from linvit.data.disk import allow
+from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
-from linvit.data.source import untrained
-from linvit.data.unusable import allow
+from linvit.data.source import Content, Contents, held_out_of, untrained, untransformed
 from linvit.files import user_path
-from linvit.ranges import Amount, OneOf, Share
+from linvit.ranges import Amount, OneOf, Seed, Share
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +178,37 @@ class ObjectSource(DenseSource):
         return {"batch_size": 1, "batch_sampler": batches_of_one_size(sizes, self.val_batch_size, sys.maxsize)}
 
 
+class HeldOutObjects(ObjectSource):
+    """Objects of a format that may leave open which images are held out.
+
+    held_out: share of the images that is never trained on, if the data name no splits; 1 holds out all, for
+    evaluation. split: seed that chooses those images by their names, the same on every machine; independent of the
+    run's seed. options: see ObjectSource.
+    """
+
+    def __init__(self, root: str, held_out: Share = 0.2, split: Seed = 0, **options: Any) -> None:
+        self.held_out, self.split = held_out, split
+        super().__init__(root, **options)
+
+    def divided(self, names: Sequence[str], split: str) -> list[str]:
+        """The names of one split, sorted; raises ValueError if it has none."""
+        held_out = held_out_of(names, self.held_out, self.split)
+        chosen = sorted(held_out if split == "val" else {*names} - held_out)
+        if not chosen:
+            use = "to train on" if split == "train" else "held out"
+            raise ValueError(
+                f"The data folder {self.root} has {len(names)} images with annotations, but none of them is {use}: set"
+                " `held_out` between 0 and 1, or add images."
+            )
+        return chosen
+
+    def existing(self, folder: Path) -> Path:
+        """The folder itself; raises ValueError if there is none."""
+        if not folder.is_dir():
+            raise ValueError(f"The data folder {folder} does not exist: set `root` to another folder.")
+        return folder
+
+
 @dataclass(eq=False)
 class ObjectImages(Dataset[Any]):
     """(image, target) for images at some indices of the annotations; a sentence for one that cannot be used."""
@@ -207,25 +237,21 @@ class ObjectImages(Dataset[Any]):
                 f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
-        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, self._target(kept, about))
-        return sample
-
-    def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
-        size = about["height"], about["width"]
-        boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.tensor([entry["box"] for entry in kept], dtype=torch.float32).reshape(-1, 4)
         target = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
-            "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
-            "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
-            "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),
+            "labels": torch.tensor([entry["label"] for entry in kept], dtype=torch.int64),
+            "iscrowd": torch.tensor([entry["iscrowd"] for entry in kept], dtype=torch.int64),
+            "area": torch.tensor([entry["area"] for entry in kept], dtype=torch.float32),
             "image_id": about["id"],
             "original_size": size,
         }
         if self.needs_masks:
-            masks = [to_mask(entry["segmentation"], size) for entry in entries]
+            masks = [to_mask(entry["segmentation"], size) for entry in kept]
             stacked = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
             target["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
-        return target
+        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, target)
+        return sample
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -274,3 +300,9 @@ def to_results(image_id: int, prediction: Mapping[str, Tensor], category_ids: Se
         for result, mask in zip(results, prediction["masks"].cpu().numpy(), strict=True):
             result["segmentation"] = to_runs(mask)
     return results
+
+
+def images_by_name(folder: Path) -> dict[str, Path]:
+    """The image files of a folder by their names without ending, sorted; hidden ones and folders are left out."""
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    return {path.stem: path for path in paths if not path.name.startswith(".")}

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_dilation, zoom
 
-from linvit.data.dense.ade20k import SPLITS
+from linvit.data.dense.label_maps import ADE20K_SPLITS
 from linvit.data.dense.masks import box_around, to_counts, to_runs
 from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
@@ -136,7 +136,11 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
             content["annotations"] += annotations
             digits = sorted({str(entry["category_id"] - 1) for entry in annotations if not entry["iscrowd"]})
             labels.append(f"images/{split}/{name},{'|'.join(digits)},{split}")
-            _write_images(folder, split, scene, name)
+            jpeg, segmentation = {"format": "JPEG", "quality": 95, "subsampling": 0}, folder / "segmentation"
+            _save(scene.image, folder / "detection" / "images" / split / name, jpeg)
+            _save(scene.image, segmentation / "images" / ADE20K_SPLITS[split] / name, jpeg)
+            labels_path = (segmentation / "annotations" / ADE20K_SPLITS[split] / name).with_suffix(".png")
+            _save(label_map(scene), labels_path, {"format": "PNG"})
             yield f"{split} {index}"
         write_json(folder / "detection" / "annotations" / f"instances_{split}.json", content)
     with replacing(folder / "detection" / "labels.csv") as temporary:
@@ -198,15 +202,6 @@ def _coco_header(settings: dict[str, int], split: str) -> dict[str, Any]:
         "annotations": [],
         "categories": [{"id": digit + 1, "name": str(digit), "supercategory": "digit"} for digit in range(CLASSES)],
     }
-
-
-def _write_images(folder: Path, split: str, scene: Scene, name: str) -> None:
-    segmentation = folder / "segmentation"
-    jpeg = {"format": "JPEG", "quality": 95, "subsampling": 0}
-    _save(scene.image, folder / "detection" / "images" / split / name, jpeg)
-    _save(scene.image, segmentation / "images" / SPLITS[split] / name, jpeg)
-    path = (segmentation / "annotations" / SPLITS[split] / name).with_suffix(".png")
-    _save(label_map(scene), path, {"format": "PNG"})
 
 
 def _save(pixels: np.ndarray, path: Path, options: dict[str, Any]) -> None:

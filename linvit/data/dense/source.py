@@ -38,7 +38,7 @@ class DenseSource(Source):
     Raises ValueError for a short side above the long side.
     """
 
-    preprocessing: DensePreprocessing  # type: ignore[assignment]
+    preprocessing: DensePreprocessing
 
     def __init__(
         self,

@@ -1,20 +1,18 @@
 """Objects with boxes in Pascal VOC's layout: Annotations/*.xml, JPEGImages/ and ImageSets/Main/*.txt."""
 
 import itertools
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, images_by_name
+from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
+from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
 from linvit.ranges import shown
 
 LISTS = Path("ImageSets", "Main")
-NUMBER = re.compile(r"[+-]?(\d{1,9}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2})?", re.ASCII)
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -24,8 +22,6 @@ class Voc(HeldOutObjects):
     root: folder with Annotations/*.xml, JPEGImages/ and, optionally, ImageSets/Main/*.txt. train, val: names of the
     lists in ImageSets/Main; without lists, a share held_out of the images is held out. held_out, split, options: see
     HeldOutObjects. class_names: the classes and their order; by default the names in all files of Annotations/, sorted.
-
-    Raises ValueError for folders and lists that are missing, and for annotations that cannot be used.
     """
 
     def __init__(self, root: str, train: str = "train", val: str = "val", **options: Any) -> None:
@@ -69,36 +65,26 @@ class Voc(HeldOutObjects):
         collected = Collected(classes)
         collected.unusable += damaged
         images = images_by_name(self.folder(split))
-        for name in names:
-            if name in documents:
-                self._add(collected, files[name], images.get(name), sizes[name], documents[name], classes)
+        for name in filter(documents.__contains__, names):
+            path, image = files[name], images.get(name)
+            if image is None:
+                collected.unusable.append(f"{path} has no image {name} in JPEGImages: add it, or remove the file.")
+                continue
+            try:
+                collected.add_image(image.name, sizes[name] or size_of(image))
+            except CorruptImageError as error:
+                collected.unusable.append(str(error))
+                continue
+            for number, item in enumerate(documents[name], start=1):
+                place = f"{path}, object {number}"
+                if isinstance(item, str):
+                    collected.complaints.append(item)
+                elif item.name not in classes:
+                    complaint = f"{place} has the unknown class {shown(item.name)}: correct or remove it."
+                    collected.complaints.append(complaint)
+                else:
+                    collected.add_object(place, classes.index(item.name), bbox=item.box, iscrowd=int(item.is_difficult))
         return collected.annotations(folder, needs_masks=False)
-
-    def _add(
-        self,
-        collected: Collected,
-        path: Path,
-        image: Path | None,
-        size: tuple[int, int] | None,
-        objects: "list[_Object | str]",
-        classes: list[str],
-    ) -> None:
-        if image is None:
-            collected.unusable.append(f"{path} has no image {path.stem} in JPEGImages: add it, or remove the file.")
-            return
-        try:
-            collected.add_image(image.name, size or size_of(image))
-        except CorruptImageError as error:
-            collected.unusable.append(str(error))
-            return
-        for number, item in enumerate(objects, start=1):
-            place = f"{path}, object {number}"
-            if isinstance(item, str):
-                collected.complaints.append(item)
-            elif item.name not in classes:
-                collected.complaints.append(f"{place} has the unknown class {shown(item.name)}: correct or remove it.")
-            else:
-                collected.add_object(place, classes.index(item.name), bbox=item.box, iscrowd=int(item.is_difficult))
 
     def _names(self, split: str, all_names: list[str]) -> list[str]:
         """The names of a split's images, from its list, or by a hash if there are no lists."""
@@ -133,8 +119,6 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
     """The size (height, width) that a file states, if it does, and its objects; boxes are x, y, width, height from 0.
 
     VOC's boxes count pixels from 1, and their last pixel belongs to the object.
-
-    Raises ValueError, naming the file, for anything but an annotation in VOC's format without a document type.
     """
     try:
         check_regular(path)
@@ -151,23 +135,20 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
     objects: list[_Object | str] = []
     for number, item in enumerate(tree.findall("object"), start=1):
         try:
-            objects.append(_object(item))
+            name = (item.findtext("name") or "").strip()
+            if not name:
+                raise ValueError("has no name")
+            left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
+            box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
+            is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
+            objects.append(_Object(name, box, is_difficult))
         except ValueError as error:
             objects.append(f"{path}, object {number} {error}: correct or remove it.")
     return (int(height), int(width)) if min(height, width) >= 1 else None, objects
 
 
-def _object(item: ElementTree.Element) -> _Object:
-    name = (item.findtext("name") or "").strip()
-    if not name:
-        raise ValueError("has no name")
-    left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
-    box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
-    return _Object(name, box, (item.findtext("difficult") or "").strip().lower() in ("1", "true"))
-
-
 def _number(element: ElementTree.Element | None, name: str) -> float:
     text = "" if element is None or element.text is None else element.text.strip()
-    if not NUMBER.fullmatch(text):
+    if not is_number_in_text(text):
         raise ValueError(f"has {shown(text)} as {name}, expected a number of pixels")
     return float(text)

@@ -6,16 +6,16 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
 
-from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects
+from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
 from linvit.data.dense.masks import area_of
+from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES, size_of
-from linvit.ranges import Range, allows, shown
+from linvit.ranges import Amount, allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
@@ -35,16 +35,17 @@ class Yolo(HeldOutObjects):
     HeldOutObjects.
 
     Of lines with keypoints, which `kpt_shape` in that .yaml file announces, the boxes are read.
-
-    Raises ValueError for folders without images, missing class names, and annotations that cannot be used.
     """
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        images = itertools.chain.from_iterable(_images(root).values())
-        lines = (line.split() for image in images for line in _lines_if_readable(label_file(image)) if line.strip())
-        words = next(lines, [])
-        if len(words) < BOX or not all(map(_is_number, words)):
+        words: list[str] = []
+        for image in itertools.chain.from_iterable(_images(root).values()):
+            with contextlib.suppress(ValueError):
+                words = next(filter(None, map(str.split, read_text(label_file(image)).split("\n"))), [])
+            if words:
+                break
+        if len(words) < BOX or not all(map(is_number_in_text, words)):
             return None
         with contextlib.suppress(ValueError):
             words = words[:BOX] if any(_settings_in(path)[1] for path in root.glob(YAML)) else words
@@ -80,11 +81,16 @@ class Yolo(HeldOutObjects):
             collected.add_image(image.relative_to(self.root).as_posix(), size)
             seen = {"": 0}
             for number, line in enumerate(map(str.strip, lines), start=1):
-                if seen.setdefault(line, number) == number:
-                    _add(collected, f"{present[image]}, line {number}", line, label_of, size, keypoints)
-                elif line:
-                    same = f"{present[image]}, line {number} repeats line {seen[line]}: remove it."
-                    collected.complaints.append(same)
+                place = f"{present[image]}, line {number}"
+                if seen.setdefault(line, number) != number:
+                    if line:
+                        collected.complaints.append(f"{place} repeats line {seen[line]}: remove it.")
+                    continue
+                try:
+                    label, entry = read_line(line, label_of, size, keypoints)
+                    collected.add_object(place, label, **entry)
+                except ValueError as error:
+                    collected.complaints.append(f"{place} {error}: correct or remove it.")
         of_images = {label_file(image) for images in by_split.values() for image in images}
         lonely = sorted({other for path in present.values() for other in path.parent.glob("*.txt")} - of_images)
         collected.unusable += [
@@ -109,47 +115,36 @@ class Yolo(HeldOutObjects):
         return dict(enumerate(class_names)), 0
 
 
-def _add(
-    collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int], keypoints: int
-) -> None:
-    """Adds the object of a line to an image of size (height, width)."""
-    try:
-        label, shape = read_line(line, label_of, keypoints)
-    except ValueError as error:
-        collected.complaints.append(f"{place} {error}: correct or remove it.")
-        return
-    height, width = size
-    if len(shape) == BOX - 1:
-        x, y, w, h = shape
-        collected.add_object(place, label, bbox=[(x - w / 2) * width, (y - h / 2) * height, w * width, h * height])
-        return
-    across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
-    polygon = [value for point in zip(across, down, strict=True) for value in point]
-    box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]
-    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=area_of(polygon))
+def read_line(
+    line: str, label_of: Mapping[int, int], size: tuple[int, int], keypoints: int = 0
+) -> tuple[int, dict[str, Any]]:
+    """The class of an object, and its box or polygon under COCO's keys; raises ValueError that states the fault.
 
-
-def read_line(line: str, label_of: Mapping[int, int], keypoints: int = 0) -> tuple[int, list[float]]:
-    """The class and the numbers of a box (4) or polygon (6 or more) in 0..1; raises ValueError that states the fault.
-
-    label_of: the class of each number that the files may have. keypoints: numbers after each box that are not read.
+    label_of: the class of each number that the files may have. size: height and width of the image. keypoints: numbers
+    after each box that are not read.
     """
     words = line.split()
-    if not all(map(_is_number, words)):
+    if not all(map(is_number_in_text, words)):
         raise ValueError(f"is {shown(line)}, expected numbers")
     if keypoints and len(words) != BOX + keypoints:
         raise ValueError(f"has {len(words)} numbers, expected {BOX + keypoints}: a class, a box and its keypoints")
     words = words[:BOX] if keypoints else words
     if len(words) != BOX and (len(words) < POLYGON or len(words) % 2 == 0):
         raise ValueError(f"has {len(words)} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)")
-    number = float(words[0])
+    number, *shape = map(float, words)
     if number not in label_of:
-        known = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
-        raise ValueError(f"has the class {words[0]}, expected {known}")
-    shape = [float(word) for word in words[1:]]
-    if len(shape) >= POLYGON - 1 and not -OUTSIDE <= min(shape) <= max(shape) <= 1 + OUTSIDE:
+        choices = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
+        raise ValueError(f"has the class {words[0]}, expected {choices}")
+    label, (height, width) = label_of[int(number)], size
+    if len(words) == BOX:
+        x, y, w, h = shape
+        return label, {"bbox": [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]}
+    if not -OUTSIDE <= min(shape) <= max(shape) <= 1 + OUTSIDE:
         raise ValueError("has a polygon that leaves 0..1 (keypoints need `kpt_shape` in the .yaml file)")
-    return label_of[int(number)], shape
+    across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
+    polygon = [value for point in zip(across, down, strict=True) for value in point]
+    box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]
+    return label, {"bbox": box, "segmentation": [polygon], "area": area_of(polygon)}
 
 
 def label_file(image: Path) -> Path:
@@ -178,20 +173,6 @@ def _images(root: Path) -> dict[str, list[Path]]:
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
 
 
-def _lines_if_readable(path: Path) -> list[str]:
-    try:
-        return read_text(path).split("\n")
-    except ValueError:
-        return []
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return math.isfinite(float(word))
-    except ValueError:
-        return False
-
-
 def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
     if os.path.isfile(path) and path.stat().st_size > LARGEST:
@@ -217,6 +198,6 @@ def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     if len(set(names.values())) < len(names):
         raise ValueError(f"{path} names two classes alike: rename one of them.")
     shape = content.get("kpt_shape", [0]) if names else [0]
-    if not allows(list[Annotated[int, Range(0, LARGEST)]], shape):
+    if not allows(list[Amount], shape):
         raise ValueError(f"{path} has the kpt_shape {shown(shape)}, expected two whole numbers: correct it.")
     return {key: str(names[key]) for key in sorted(names)}, math.prod(shape or [0])

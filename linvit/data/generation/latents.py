@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
-from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, read_json
-from linvit.data.generation.digits import GenerationPreprocessing
+from linvit.data.generation.pixels import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
-from linvit.data.source import Source, Workers
+from linvit.data.source import Content, Contents, Source, Workers
 from linvit.files import check_writable, reason_of, replacing, user_path, write_json
 from linvit.ranges import Count, Range, Seed, check
 
@@ -50,12 +49,10 @@ class Latents(Source):
         batch_size: Images per batch.
         seed: Seed of order, mirroring and sampling of the training latents.
         num_workers: Processes that read files.
-
-    Raises ValueError for a folder without latents, or with damaged ones.
     """
 
     task = "diffusion"
-    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+    preprocessing: GenerationPreprocessing
 
     def __init__(self, root: str, batch_size: Count = 256, seed: Seed = 0, num_workers: Workers = 0) -> None:
         super().__init__(batch_size, seed, num_workers)
@@ -105,8 +102,6 @@ class LatentFile(Dataset[Any]):
     """(latent, label) of each image in a file: a random sample of the image or its mirror image, or the image's mean.
 
     samples: whether to sample. shape: (2, 2·channels, height, width) of the moments of an image.
-
-    Raises ValueError for a file with latents of another shape, or with other labels than 0 … num_classes − 1.
     """
 
     def __init__(
@@ -161,9 +156,6 @@ def make_latents(
 
     An image is halved until its shorter side is below twice the size, scaled to the size and centre-cropped, as in the
     training of ADM. Files that are complete are kept; each records its autoencoder and size.
-
-    Raises ValueError for an autoencoder or image that cannot be read, a size that the autoencoder cannot halve, and a
-    folder with latents from other images, another autoencoder or another size.
     """
     source = ImageFolder(images)
     datasets = {split: ImageFiles(source.files(split), lambda image: _squared(image, size), 3) for split in SPLITS}
@@ -185,7 +177,13 @@ def make_latents(
                 moments, labels = _encoded(autoencoder, device, Batches(Subset(files, range(start, stop)), batch))
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
-            shape = _checked(path, made_of, [label for _, label in files.files[start:stop]])
+            file, expected = _open(path), [label for _, label in files.files[start:stop]]
+            if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != expected:
+                raise ValueError(
+                    f"{path} has latents from other images, another autoencoder or another size: choose a new folder,"
+                    " or delete this one."
+                )
+            shape = list(file.get_slice("moments").get_shape())
             yield split, stop, len(files)
     about = {
         "class_names": list(source.class_names),
@@ -197,17 +195,6 @@ def make_latents(
         "image_size": size,
     }
     write_json(folder / ABOUT, about, indent=1)
-
-
-def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int]:
-    """The shape of a file's moments; raises ValueError if it was made from something else."""
-    file = _open(path)
-    if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != labels:
-        raise ValueError(
-            f"{path} has latents from other images, another autoencoder or another size: choose a new folder, or delete"
-            " this one."
-        )
-    return list(file.get_slice("moments").get_shape())
 
 
 @torch.no_grad()
@@ -233,10 +220,7 @@ def _squared(image: Image.Image, size: int) -> Tensor:
 
 @cache
 def open_autoencoder(name: str) -> tuple[Any, torch.device]:
-    """The AutoencoderKL in a folder, or of a name on the Hugging Face hub, which is downloaded, and its device.
-
-    Raises ValueError if diffusers is not installed or the autoencoder cannot be read.
-    """
+    """The AutoencoderKL in a folder, or of a name on the Hugging Face hub, which is downloaded, and its device."""
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:

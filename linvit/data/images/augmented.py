@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
-from linvit.data.contents import Contents, image_content, untransformed
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
 from linvit.data.order import batches_of_one_size
-from linvit.data.source import Source, Workers, listed
+from linvit.data.source import Contents, Source, Workers, image_content, listed, untransformed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -52,6 +51,8 @@ class AugmentedSource(Source):
     that may be left out.
     """
 
+    preprocessing: Preprocessing
+
     def __init__(
         self,
         size: Side | tuple[Side, Side] = 224,
@@ -77,7 +78,10 @@ class AugmentedSource(Source):
         if crop_scale[0] > crop_scale[1]:
             raise ValueError(f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.")
         for name, values in {"mean": mean, "std": std}.items():
-            check_per_channel(name, values, channels)
+            if values is not None and len(values) != channels:
+                raise ValueError(
+                    f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel."
+                )
         self.preprocessing = Preprocessing(
             (size, size) if isinstance(size, int) else (size[0], size[1]),
             tuple(mean) if mean else per_channel(IMAGENET_DEFAULT_MEAN, channels),
@@ -144,12 +148,6 @@ class AugmentedSource(Source):
                 if op.aug_fn is posterize:
                     op.aug_fn = _posterize
         return cast(Callable[[Any], Tensor], transform)
-
-
-def check_per_channel(name: str, values: Sequence[float] | None, channels: int) -> None:
-    """Raises ValueError unless there is one number per channel; None is always allowed."""
-    if values is not None and len(values) != channels:
-        raise ValueError(f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel.")
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -53,8 +53,6 @@ class Cifar(AugmentedSource):
             the test images. For choices that must not be made on the test images.
         split: Seed that chooses the held-out images.
         options: See AugmentedSource.
-
-    Raises ValueError for missing files, and for files of another size or with an unknown label.
     """
 
     def __init__(

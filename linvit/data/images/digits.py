@@ -29,9 +29,9 @@ class Digits(Source):
         split: Seed that chooses those images, independent of the run's seed.
         seed: Seed of order and shifts of the training images.
         num_workers: Processes that read images.
-
-    Raises ValueError for a shift that is not smaller than the image.
     """
+
+    preprocessing: Preprocessing
 
     def __init__(
         self,

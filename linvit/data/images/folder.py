@@ -1,6 +1,7 @@
 """Folders of image files: CLASS/*.jpg, a share of them held out, or as ImageNet train/CLASS and val/CLASS.
 
-Tiny ImageNet's validation images, all in one folder with a table of their classes, are read too.
+Tiny ImageNet's validation images, all in one folder with a table of their classes, are read too; and images without
+labels, every image file below a folder.
 """
 
 import contextlib
@@ -11,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.disk import files_below, read_text, say_unread, stays_inside
+from linvit.data.disk import files_below, none_usable, read_text, say_unread, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import SUFFIXES, CorruptImageError, naming, open_image, size_of
 from linvit.data.source import held_out_of, listed
@@ -25,6 +28,8 @@ from linvit.ranges import Seed, Share, shown
 
 SPLITS = ("train", "val")
 TABLE = "val_annotations.txt"  # of Tiny ImageNet: file, class and box of each image, separated by tabs
+LONGEST = 256  # pixels of a measured image's longer side: networks see it smaller too
+LEAST_STD = 0.02  # images of a single colour have a deviation of zero
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +45,6 @@ class ImageFolder(AugmentedSource):
             for evaluation.
         split: Seed that chooses those images by their names, the same on every machine; independent of the run's seed.
         options: See AugmentedSource.
-
-    Raises ValueError for a missing folder, fewer than two classes, a class folder that is empty or unknown, train/ or
-    val/ next to other folders only, and a share that leaves nothing to train on or to hold out.
     """
 
     def __init__(
@@ -89,10 +91,7 @@ class ImageFolder(AugmentedSource):
 
     @cached_property
     def divided(self) -> bool:
-        """Whether the folder itself says what is held out: by train/ and val/, or by one of them and no other folder.
-
-        Raises ValueError if that is unclear: one of them next to other folders, with class folders in it.
-        """
+        """Whether the folder says what is held out: by train/ and val/, or by one of them and no other folder."""
         present = [split for split in SPLITS if self._has(split)]
         others = [name for name in _folders(self.root) if name not in SPLITS]
         if len(present) != 1 or not others:
@@ -146,6 +145,56 @@ class ImageFolder(AugmentedSource):
         if not self._has(split):
             raise ValueError(f"The data folder {self.root} has no {split}/ in it: expected {split}/CLASS/image files.")
         return self.root / split
+
+
+class UnlabelledImages(AugmentedSource):
+    """Batches (images, zeros) of all image files below a folder, at any depth.
+
+    Args:
+        root: The folder. If it contains train/ and val/, these are the splits.
+        held_out: Share of the images to validate on, if root is not divided; 1 holds out all, for evaluation.
+        split: Seed that chooses those images by their names, the same on every machine; independent of the run's seed.
+        options: See AugmentedSource.
+    """
+
+    task = "alignment"
+
+    def __init__(self, root: str, held_out: Share = 0.05, split: Seed = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.root = user_path(root)
+        self.held_out, self.split = held_out, split
+        self.class_names: list[str] = []
+        if not self.root.is_dir():
+            wrong = "is a file" if self.root.exists() else "does not exist"
+            raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder with images in it.")
+
+    def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        return ImageFiles([(str(path), 0) for path in self.files(split)], transform, self.channels)
+
+    def files(self, split: str) -> list[Path]:
+        """Every image file of "train" or "val", sorted."""
+        divided = all((self.root / name).is_dir() for name in SPLITS)
+        folder = self.root / split if divided else self.root
+        others = Counter[str]()
+        files = files_below(folder, SUFFIXES, others)
+        if not files:
+            raise ValueError(
+                f"The data folder {folder} has no image files in it ({', '.join(SUFFIXES[:3])} …), at no depth:"
+                " add images, or set `root` to another folder."
+            )
+        say_unread(folder, others)
+        if divided:
+            return files
+        names = {path.relative_to(self.root).as_posix(): path for path in files}
+        held_out = held_out_of(list(names), self.held_out, self.split)
+        chosen = [path for name, path in names.items() if (name in held_out) == (split == "val")]
+        if not chosen:
+            use = "to train on" if split == "train" else "held out"
+            raise ValueError(
+                f"The data folder {self.root} has {len(files)} images, but none of them is {use}: set `held_out`"
+                " between 0 and 1, or add images."
+            )
+        return chosen
 
 
 @dataclass(eq=False)
@@ -235,3 +284,55 @@ def _table(folder: Path) -> dict[str, str]:
             )
         table[file] = name
     return table
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Counts of a folder of images, and measurements of a sample of its training images.
+
+    counts: number of training images per class. held_out: number of validation images. sampled: size of the sample.
+    side: median of the shorter sides in pixels. mean, std: per channel (RGB) in 0..1. unreadable: a sentence for each
+    image of the sample that cannot be read.
+    """
+
+    counts: dict[str, int]
+    held_out: int
+    sampled: int
+    side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    unreadable: list[str]
+
+
+def survey(source: ImageFolder, sample: int = 256) -> Survey:
+    """Counts the images of a folder and measures up to `sample` training images, evenly chosen over the classes."""
+    files = source.files("train")
+    counts = Counter(source.class_names[place] for _, place in files)
+    chosen = [files[place * len(files) // sample][0] for place in range(sample)] if len(files) > sample else None
+    paths = chosen or [path for path, _ in files]
+    sides, means, squares, unreadable = [], [], [], []
+    for path in paths:
+        try:
+            image = open_image(path)
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+            continue
+        sides.append(min(image.size))
+        image.thumbnail((LONGEST, LONGEST))
+        pixels = np.asarray(image, np.float64).reshape(-1, 3) / 255
+        means.append(pixels.mean(0))
+        squares.append((pixels**2).mean(0))
+    if not sides:
+        raise none_usable(unreadable, "sampled image")
+    mean = np.mean(means, 0)
+    std = np.sqrt(np.maximum(np.mean(squares, 0) - mean**2, LEAST_STD**2))
+    rounded_mean, rounded_std = (tuple(round(float(value), 4) for value in values) for values in (mean, std))
+    return Survey(
+        dict(counts),
+        len(source.files("val")),
+        len(paths),
+        round(median(sides)),
+        rounded_mean,
+        rounded_std,
+        unreadable,
+    )

@@ -1,5 +1,6 @@
 """One image: from file to tensor, the same way in training, evaluation and prediction."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,8 +50,6 @@ class Preprocessing:
     """The conversion of images to a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
 
     resize: "crop" resizes an image and crops its centre to `size`; "none" keeps the size of every image.
-
-    Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
     """
 
     size: tuple[int, int]
@@ -118,7 +117,10 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
             if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
                 say_pages(str(name or file))
             image.load()
-            return converted(_upright(image), channels, image)
+            upright: Image.Image = image
+            with contextlib.suppress(Exception):  # damaged EXIF data with intact pixels
+                upright = ImageOps.exif_transpose(image)
+            return converted(upright, channels, image)
     except CorruptImageError as error:
         raise CorruptImageError(naming(error, str(name or file))) from None
     except Exception as error:  # the error for a damaged file depends on its format
@@ -164,13 +166,6 @@ def size_of(file: str | Path) -> tuple[int, int]:
 def _unreadable(file: object, error: Exception) -> CorruptImageError:
     reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
     return CorruptImageError(f"{file} is not a readable image ({reason}): replace or remove the file.")
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF data with intact pixels
-        return image
 
 
 def converted(image: Image.Image, channels: int, opened: Image.Image | None = None) -> Image.Image:

@@ -45,9 +45,6 @@ class MultiLabelImages(AugmentedSource):
         held_out: Share of the images to validate on, chosen by a hash of their names, if there is no column `split`.
         class_names: Fixes the order of the classes; by default it is that of the columns, or alphabetical.
         options: See AugmentedSource.
-
-    Raises ValueError for a missing table or image, a file outside root or listed twice, an unknown class, a value other
-    than 0 and 1, and a split without images.
     """
 
     task = "multilabel"
@@ -114,10 +111,7 @@ class LabelledImages(ImageFiles):
 
 
 def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
-    """The classes and the entries of a table in the format of MultiLabelImages; the image files are not opened.
-
-    Raises ValueError, naming the line, for a table in another format.
-    """
+    """The classes and the entries of a table in the format of MultiLabelImages; the image files are not opened."""
     rows = _rows(table)
     header = [name.strip() for name in next(rows)[1]]
     columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]

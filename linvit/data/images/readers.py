@@ -37,8 +37,6 @@ class TimmImages(AugmentedSource):
 
     Runs with indexed readers resume bit for bit. A stream resumes with newly shuffled images, cannot be used for
     repeated augmentation, leaves corrupt images out without counting them, and is validated by one process only.
-
-    Raises ValueError for arguments that the reader refuses, and for a class of the data that is not in class_names.
     """
 
     def __init__(

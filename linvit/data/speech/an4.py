@@ -27,9 +27,6 @@ class AN4(LibriSpeech):
         held_out: Share of the training speakers to validate on instead of the test utterances, chosen by a hash of
             their names. Tune settings with 0.1, for example, then train with 0.
         kwargs: Arguments of LibriSpeech.
-
-    Raises ValueError for folders without transcripts, a line without a name, a name that occurs twice, a transcript
-    without a sound file, and one speaker alone if speakers are held out.
     """
 
     def __init__(self, root: str, held_out: Share = 0.0, **kwargs: Any) -> None:
@@ -61,7 +58,12 @@ class AN4(LibriSpeech):
         listed = [path for path in files_below(self.root, (".transcription",)) if path.name.endswith(ending)]
         if len(listed) != 1:
             raise ValueError(f"{self.root} has {len(listed)} files named *{ending}, expected one: see AN4's layout.")
-        sounds = self._sounds()
+        best: dict[Path, Path] = {}  # of several endings in a folder
+        for path in sorted(files_below(self.root, SUFFIXES), key=lambda path: path.suffix.lower() != ".sph"):
+            best.setdefault(path.with_suffix(""), path)
+        sounds: dict[str, list[Path]] = {}
+        for path in best.values():
+            sounds.setdefault(composed(path.stem), []).append(path)
         texts: dict[str, str] = {}
         for line in filter(str.strip, read_text(listed[0]).split("\n")):
             parts = LINE.fullmatch(line)
@@ -89,13 +91,3 @@ class AN4(LibriSpeech):
     @staticmethod
     def speaker(path: Path) -> str:
         return path.parent.name
-
-    def _sounds(self) -> dict[str, list[Path]]:
-        """The sound files of each name, one per folder."""
-        best: dict[Path, Path] = {}
-        for path in sorted(files_below(self.root, SUFFIXES), key=lambda path: path.suffix.lower() != ".sph"):
-            best.setdefault(path.with_suffix(""), path)
-        sounds: dict[str, list[Path]] = {}
-        for path in best.values():
-            sounds.setdefault(composed(path.stem), []).append(path)
-        return sounds

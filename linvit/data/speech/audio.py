@@ -78,10 +78,7 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
 
 
 def samples_in_memory(item: Any, name: str) -> Tensor:
-    """Samples in memory, float (samples,) in −1 … 1, as float32; `name` names them in messages.
-
-    Raises ValueError for another type or shape, CorruptAudioError for samples that are not finite or beyond LOUDEST.
-    """
+    """Samples in memory, float (samples,) in −1 … 1, as float32; `name` names them in messages."""
     array = item if isinstance(item, Tensor) else np.asarray(item)
     is_float = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
     if array.ndim != 1 or not is_float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linvit.data.hub import load_rows
+from linvit.data.source import load_rows
 from linvit.data.speech.audio import CorruptAudioError, read_audio
 from linvit.data.speech.librispeech import LibriSpeech, Utterance
 
@@ -42,8 +42,6 @@ class HuggingFaceSpeech(LibriSpeech):
         text: Column of the transcripts.
         options: Further arguments of load_dataset, such as data_files.
         kwargs: Arguments of LibriSpeech, except groups, which is by file size.
-
-    Raises ValueError without a path, and for arguments that the library refuses.
     """
 
     def __init__(
@@ -66,16 +64,15 @@ class HuggingFaceSpeech(LibriSpeech):
 
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of one split; their paths are SPLIT/NUMBER."""
-        texts = enumerate(self._split(name)[self.text])
-        return [Utterance(Path(name) / str(number), self._text(name, number, text)) for number, text in texts]
-
-    def _text(self, split: str, number: int, text: Any) -> str:
-        if not isinstance(text, str):
-            raise ValueError(
-                f"Utterance {number} of split {split} has {text!r} in the column {self.text!r}, expected its text: set"
-                " `text` to another column, or leave the utterance out."
-            )
-        return " ".join(text.split())
+        utterances = []
+        for number, text in enumerate(self._split(name)[self.text]):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"Utterance {number} of split {name} has {text!r} in the column {self.text!r}, expected its text:"
+                    " set `text` to another column, or leave the utterance out."
+                )
+            utterances.append(Utterance(Path(name) / str(number), " ".join(text.split())))
+        return utterances
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         names = (*self.subsets["train"], *self.subsets["val"])

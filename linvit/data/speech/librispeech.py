@@ -1,4 +1,7 @@
-"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name."""
+"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name.
+
+Transcripts are words, characters or subwords; "▁" begins a word, and token 0 is the blank.
+"""
 
 import logging
 import unicodedata
@@ -17,10 +20,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from linvit.data.contents import Content, Contents
-from linvit.data.disk import files_below, read_text
+from linvit.data.disk import files_below, none_usable, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
-from linvit.data.source import Source, Workers
+from linvit.data.source import Content, Contents, Source, Workers
 from linvit.data.speech.audio import (
     FASTEST,
     HOP,
@@ -31,8 +33,6 @@ from linvit.data.speech.audio import (
     spec_augmented,
     window_samples,
 )
-from linvit.data.speech.transcripts import START, UNITS, Speller, tokens_of
-from linvit.data.unusable import none_usable
 from linvit.files import user_path
 from linvit.layers.conformer import subsampled
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
@@ -40,11 +40,73 @@ from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 SUFFIXES = (".flac", ".wav", ".sph", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 SUBSETS = {"train": ("train",), "val": ("val", "dev")}  # beginnings of their names
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
+BLANK, START = "<blank>", "▁"
+UNITS = ("words", "characters", "subwords")
 composed = partial(unicodedata.normalize, "NFC")  # file systems and editors write é in one character or in two
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
 
 logger = logging.getLogger(__name__)
+
+
+def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str], str]:
+    """The names of all tokens, the blank first, and the subword tokenizer as JSON ("" for other units).
+
+    Args:
+        texts: the training transcripts.
+        units: "words", "characters", or "subwords", byte pair encoding learned on the texts.
+        number: number of subwords, including the blank.
+    """
+    words = {word for text in texts for word in text.split()}
+    if not words:
+        raise ValueError("The training transcripts have no words: check their files.")
+    if units == "words":
+        return [BLANK, *(START + word for word in sorted(words))], ""
+    characters = sorted({START} | {character for word in words for character in word})
+    if units == "characters":
+        return [BLANK, *characters], ""
+    if number <= len(characters):
+        raise ValueError(f"`num_tokens` is {number}, but the texts have {len(characters)} characters: set it higher.")
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ImportError("Subwords need tokenizers: pip install 'linvit[train,speech]'.") from error
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=START, prepend_scheme="always")
+    trainer = trainers.BpeTrainer(
+        vocab_size=number, special_tokens=[BLANK], initial_alphabet=characters, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    number_of = tokenizer.get_vocab()
+    return sorted(number_of, key=number_of.__getitem__), tokenizer.to_str()
+
+
+class Speller:
+    """Converts text to token numbers.
+
+    Args:
+        names: names of all tokens, the blank first.
+        tokenizer: the subword tokenizer as JSON, "" for other units.
+    """
+
+    def __init__(self, names: Sequence[str], tokenizer: str = "") -> None:
+        self.index = {name: number for number, name in enumerate(names)}
+        self.tokenizer = None
+        if tokenizer:
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_str(tokenizer)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text; unknown words or characters are left out."""
+        if self.tokenizer is not None:
+            return list(self.tokenizer.encode(" ".join(text.split())).ids)
+        return [self.index[unit] for unit in self.units(text) if unit in self.index]
+
+    def units(self, text: str) -> list[str]:
+        """The words of a text with "▁" before each, or the characters of that; those without a token too."""
+        words = [START + word for word in text.split()]
+        return [character for word in words for character in word] if START in self.index else words
 
 
 @dataclass(frozen=True)
@@ -75,11 +137,7 @@ class Utterance:
 
 
 def find_utterances(folder: Path) -> list[Utterance]:
-    """All utterances below a folder, in the order of the transcript files' paths and of their lines.
-
-    Raises ValueError for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an
-    utterance with two lines, without a sound file or with two.
-    """
+    """All utterances below a folder, in the order of the transcript files' paths and of their lines."""
     if not folder.is_dir():
         raise ValueError(
             f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
@@ -192,9 +250,6 @@ class LibriSpeech(Source):
         max_corrupt: Number of unreadable sound files that may be left out.
         seed: Seed of order and masks.
         num_workers: Processes that read sound.
-
-    Raises ValueError for folders without transcripts, a transcript without its sound file, and training data without a
-    readable sound file.
     """
 
     task = "speech"
@@ -235,7 +290,7 @@ class LibriSpeech(Source):
         return names
 
     @cached_property
-    def preprocessing(self) -> SpeechPreprocessing:  # type: ignore[override]
+    def preprocessing(self) -> SpeechPreprocessing:
         """Features normalized by statistics of up to MEASURED training utterances, unless another one is assigned."""
         names = self.class_names  # makes the tokenizer too
         mean, std = self._measured()

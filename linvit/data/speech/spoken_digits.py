@@ -32,7 +32,7 @@ PROGRAM = "espeak-ng"
 
 
 def espeak() -> str:
-    """The path of espeak-ng. Raises ValueError if it is not installed."""
+    """The path of espeak-ng."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise ValueError(

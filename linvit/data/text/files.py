@@ -8,11 +8,9 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
-from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, files_below, is_hidden
-from linvit.data.source import is_held_out
-from linvit.data.text.packing import CACHE, PackedText, usable
-from linvit.data.text.source import TextPreprocessing
+from linvit.data.source import Content, Contents, is_held_out
+from linvit.data.text.source import CACHE, TextPreprocessing, TextSource, usable
 from linvit.data.text.tokens import Stream, join
 from linvit.environment import replica
 from linvit.files import user_path
@@ -24,7 +22,7 @@ SUFFIXES = (".txt", ".md")
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 
 
-class FileText(PackedText):
+class FileText(TextSource):
     """Text files, each a document; `files` has the paths of each split, `root` is their folder.
 
     A split of more than IN_MEMORY bytes is packed; it is packed again if a name, a size or a time of its files changes.
@@ -76,8 +74,6 @@ class Stdlib(FileText):
     Args:
         held_out: Share of the files that is never trained on, chosen by a hash of their names.
         options: See TextSource.
-
-    Raises ValueError for a share that leaves one split without files.
     """
 
     def __init__(self, held_out: Share = 0.03, **options: Any) -> None:
@@ -103,8 +99,6 @@ class TextFolder(FileText):
         cache: Folder of the packed tokens of a split with more than 16 MiB of text.
         max_corrupt: Number of files of a split that may be left out because they cannot be read or are not UTF-8.
         options: See TextSource.
-
-    Raises ValueError for a missing folder, a split without files or without text, and more unusable files than allowed.
     """
 
     def __init__(

@@ -9,10 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from linvit.data.hub import load_rows
 from linvit.data.order import Batches
-from linvit.data.text.packing import CACHE, PackedText, groups
-from linvit.data.text.source import LONGEST_ROW, TextPreprocessing
+from linvit.data.source import load_rows
+from linvit.data.text.source import CACHE, LONGEST_ROW, TextPreprocessing, TextSource, groups
 from linvit.data.text.tokens import Rows, Stream, dtype_for
 from linvit.environment import replica
 from linvit.ranges import Count, Range
@@ -20,7 +19,7 @@ from linvit.ranges import Count, Range
 SHUFFLED = 10_000  # documents among which a stream chooses the next at random
 
 
-class HuggingFaceText(PackedText):
+class HuggingFaceText(TextSource):
     """Rows of tokens from the documents of a data set that `datasets.load_dataset` reads.
 
     Args:

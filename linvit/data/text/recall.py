@@ -55,7 +55,7 @@ class RecallSource(Source):
 
     task = "recall"
     item = "sequence"
-    preprocessing: RecallPreprocessing  # type: ignore[assignment]
+    preprocessing: RecallPreprocessing
 
     def __init__(
         self,
@@ -96,8 +96,6 @@ class Recall(RecallSource):
         keys: Number of different keys.
         values: Number of different values.
         options: See RecallSource.
-
-    Raises ValueError for more pairs than keys.
 
     Source: Arora et al., *Zoology*, arXiv 2312.04927; here every pair is asked for once, in random order, after all
     pairs.

@@ -1,16 +1,42 @@
-"""The base class of text sources: rows of tokens whose targets are the next tokens."""
+"""The base class of text sources: text that is packed once into files of tokens, and read as rows of them."""
 
+import hashlib
+import itertools
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
+from linvit.data.disk import allow, none_usable, read_json
 from linvit.data.source import Source, Workers
-from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, open_tokenizer
+from linvit.data.text.tokens import (
+    BYTES,
+    WIDTH,
+    Rows,
+    Stream,
+    Tokenizer,
+    about_lost,
+    dtype_for,
+    lost_characters,
+    open_tokenizer,
+)
 from linvit.environment import replica
+from linvit.files import replacing, write_json
 from linvit.ranges import Count, Range, Seed
 
 LONGEST_ROW = 2**20
+CACHE = "data/packed"
+TOGETHER, TOGETHER_BYTES = 256, 2**22  # documents that are tokenized at once, and their size
+INTERVAL = 10.0  # seconds between log lines
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,7 +58,10 @@ class TextPreprocessing:
 
 
 class TextSource(Source):
-    """Rows of tokens, whose targets are the next tokens; see Rows.
+    """Rows of tokens, whose targets are the next tokens (see Rows), from packed files.
+
+    A packed file is found by the identity of the text and by the tokenizer. A subclass has identity, texts and cache,
+    the folder of the packed files.
 
     context: tokens per row. batch_size: rows per batch. tokenizer: "bytes", or the file or name of a Hugging Face
     tokenizer. separator: its token between documents, if it is not a common one. keeps_apart: documents in the same row
@@ -42,7 +71,8 @@ class TextSource(Source):
     task = "language"
     item = "row"
     smaller = ("batch_size", "context")
-    preprocessing: TextPreprocessing  # type: ignore[assignment]
+    preprocessing: TextPreprocessing
+    cache: Path
 
     def __init__(
         self,
@@ -66,10 +96,6 @@ class TextSource(Source):
     def num_classes(self) -> int:
         return self.tokenizer.vocabulary
 
-    def stream(self, split: str) -> Stream:
-        """The tokens of "train" or "val"."""
-        raise NotImplementedError
-
     def train_set(self) -> Dataset[Any]:
         return self._rows("train")
 
@@ -80,3 +106,119 @@ class TextSource(Source):
         if split not in self._streams:
             self._streams[split] = self.stream(split)
         return Rows(self._streams[split], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
+
+    def identity(self, split: str) -> list[Any]:
+        """What the documents of "train" or "val" depend on, as JSON."""
+        raise NotImplementedError
+
+    def texts(self, split: str) -> Iterable[bytes | str]:
+        """The documents of "train" or "val" in UTF-8; a sentence for each that cannot be used."""
+        raise NotImplementedError
+
+    def most_tokens(self, split: str) -> int | None:
+        """Packing ends with the document that reaches this number; None for all."""
+        return None
+
+    def prepare_data(self) -> None:
+        """Packs the splits that are not packed yet, in one process per machine."""
+        for split in ("train", "val"):
+            self.packed(split)
+
+    def stream(self, split: str) -> Stream:
+        """The tokens of "train" or "val", mapped from their packed file."""
+        path = self.packed(split)
+        about, dtype = read_json(path.with_suffix(".json")), dtype_for(self.tokenizer.vocabulary)
+        for file, kind in ((path, dtype), (path.with_suffix(".widths"), WIDTH))[: 2 if split == "val" else 1]:
+            if not file.is_file() or file.stat().st_size != np.dtype(kind).itemsize * about["tokens"]:
+                raise ValueError(
+                    f"{file} is missing or damaged: delete the folder {self.cache} to pack the text again."
+                )
+        self.leave_out(about["unusable"], about["documents"])
+        if "lost" in about:
+            logger.warning(about["lost"])
+        tokens = np.memmap(path, dtype, mode="r")
+        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
+        return Stream(tokens, widths, about["documents"])
+
+    def leave_out(self, sentences: list[str], documents: int) -> None:
+        """Warns of documents that are left out; raises ValueError for more than max_corrupt, or if none is left."""
+        if sentences and not documents:
+            raise none_usable(sentences, "document")
+        allow(sentences, self.max_corrupt, "max_corrupt")
+
+    def packed(self, split: str) -> Path:
+        """The file of a split's tokens, which is written if it does not exist."""
+        most = self.most_tokens(split)
+        identity = [split, self.identity(split), self.tokenizer.fingerprint(), WIDTH.__name__, most]
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        path = self.cache / f"{split}_{key}.tokens"
+        if not path.with_suffix(".json").is_file():
+            pack(self.texts(split), self.tokenizer, path, split == "val", most)
+        return path
+
+
+def pack(
+    texts: Iterable[bytes | str], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
+) -> None:
+    """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
+
+    Each file is written completely or not at all, so if there is a .json the others are complete. It has the numbers of
+    documents and tokens, the sentences among the texts, which stand for documents that cannot be used, and the sentence
+    of about_lost, if it measures and there is one.
+    """
+    dtype = dtype_for(tokenizer.vocabulary)
+    mark = np.array([tokenizer.separator], dtype)
+    unusable: list[str] = []
+    lost: Counter[str] = Counter()
+    count = total = size = 0
+    shown = time.monotonic()
+    with (
+        replacing(path) as temporary,
+        replacing(path.with_suffix(".widths")) as beside,
+        temporary.open("wb") as tokens,
+        beside.open("wb") as widths,
+    ):
+        documents = itertools.chain.from_iterable(
+            zip(some, tokenizer.encode_batch(some), strict=True) for some in groups(usable(texts, unusable))
+        )
+        for text, encoded in documents:
+            mark.tofile(tokens)
+            np.asarray(encoded, dtype).tofile(tokens)
+            if measures:
+                np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
+                lost += lost_characters(tokenizer, text, encoded)
+                size += len(text)
+            count, total = count + 1, total + 1 + len(encoded)
+            if time.monotonic() > shown + INTERVAL:
+                logger.info("Packing text into %s: %s documents, %s tokens so far.", path, f"{count:,}", f"{total:,}")
+                shown = time.monotonic()
+            if max_tokens is not None and total >= max_tokens:
+                break
+        mark.tofile(tokens)
+        np.zeros(1, WIDTH).tofile(widths)
+    sentence = about_lost(lost, size)
+    about = {"documents": count, "tokens": total + 1, "unusable": unusable}
+    write_json(path.with_suffix(".json"), about | ({"lost": sentence} if sentence else {}))
+
+
+def usable(texts: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]:
+    """The documents among the texts; the sentences are appended to `unusable`."""
+    for text in texts:
+        if isinstance(text, str):
+            unusable.append(text)
+        else:
+            yield text
+
+
+def groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The documents in lists of up to TOGETHER, or TOGETHER_BYTES and one document."""
+    texts: list[bytes] = []
+    size = 0
+    for document in documents:
+        texts.append(document)
+        size += len(document)
+        if len(texts) == TOGETHER or size >= TOGETHER_BYTES:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts

@@ -61,8 +61,6 @@ class HuggingFaceTokenizer:
     Args:
         name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, which is downloaded.
         separator: the token between documents; by default the first of SEPARATORS that the tokenizer knows.
-
-    Raises ValueError if the tokenizer cannot be read or has no such separator.
     """
 
     def __init__(self, name: str, separator: str | None = None) -> None:

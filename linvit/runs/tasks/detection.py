@@ -37,8 +37,7 @@ from linvit.runs.dense import (
 )
 from linvit.runs.predictions import ObjectPrediction, untaken_name
 from linvit.runs.spec import Section
-from linvit.tasks.average_precision import average_precision_by_class
-from linvit.tasks.detection import Detection
+from linvit.tasks.detection import Detection, average_precision_by_class
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run

@@ -28,9 +28,8 @@ from linvit.runs.named import NamedSpec
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.spec import Section, check_options
-from linvit.tasks.n_gram import CountedNGram, NGram
 from linvit.tasks.speech import Recognizer, Speech, known_beam
-from linvit.tasks.transcription import BLANK, LanguageModel, spelled, word_edits
+from linvit.tasks.transcription import BLANK, CountedNGram, LanguageModel, NGram, spelled, word_edits
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run

@@ -3,8 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.dense.ade20k import Ade20k
-from linvit.data.dense.label_maps import pairs_in, read_map
+from linvit.data.dense.label_maps import Ade20k, pairs_in, read_map
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64
@@ -42,12 +41,6 @@ def test_zero_is_ignored_and_one_is_the_first_class(tmp_path):
     assert read_map(path, range(151)).tolist() == values.tolist()
 
 
-def test_labels_in_the_middle_may_be_ignored(tmp_path):
-    path = tmp_path / "map.png"
-    Image.fromarray(np.array([[0, 2, 5, 9]], np.uint8)).save(path)
-    assert read_map(path, [0, 5, 9], (2, 255)).tolist() == [[0, 255, 1, 2]]
-
-
 def test_palettes_are_read_as_labels(tmp_path):
     path = tmp_path / "map.png"
     image = Image.fromarray(np.array([[1, 2], [3, 0]], np.uint8), mode="L").convert("P")
@@ -56,14 +49,13 @@ def test_palettes_are_read_as_labels(tmp_path):
     assert read_map(path, [1, 2, 3], (0,)).tolist() == [[0, 1], [2, 255]]
 
 
-@pytest.mark.parametrize(("labels", "value", "expected"), [([1, 2, 3], 4, "1 to 3"), ([0, 1, 2], 3, "0 to 2")])
-def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, labels, value, expected):
+def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path):
     path = tmp_path / "map.png"
     values = np.ones((4, 5), np.uint8)
-    values[2, 3] = value
+    values[2, 3] = 4
     Image.fromarray(values).save(path)
-    with pytest.raises(ValueError, match=rf"map\.png has the label {value} at row 2, column 3, expected {expected}"):
-        read_map(path, labels, (0, 255) if labels[0] else (255,))
+    with pytest.raises(ValueError, match=r"map\.png has the label 4 at row 2, column 3, expected 1 to 3"):
+        read_map(path, [1, 2, 3], (0, 255))
 
 
 def test_a_second_file_of_a_name_is_a_problem_and_hidden_ones_are_not(tmp_path):
@@ -98,19 +90,6 @@ def test_training_gives_windows_of_images_and_maps(scenes):
     assert set(labels.unique().tolist()) <= {*range(11), 255}
 
 
-def test_training_repeats_exactly_and_goes_on(scenes):
-    def drawn(reached=(0, 0), **options):
-        loader = source(scenes, **options).train_dataloader()
-        loader.reached = reached
-        return [(images.sum().item(), labels.sum().item()) for images, labels in loader]
-
-    whole = drawn()
-    assert len(whole) == 2
-    assert drawn() == whole
-    assert drawn(reached=(0, 1)) == whole[1:]
-    assert drawn(num_workers=2) == whole
-
-
 def test_evaluation_keeps_the_map_of_the_file_and_scales_the_image(tmp_path):
     data = source(small_set(tmp_path), num_labels=4, long_side=128, short_side=40)
     shapes = [(tuple(images.shape), tuple(labels.shape)) for images, labels in data.val_dataloader()]
@@ -132,15 +111,6 @@ def test_flip_and_scale_move_images_and_maps_together(tmp_path):
     image, labels = data.train_set()[0]
     assert labels[0, ::10].tolist() == [3, 2, 1, 0]
     torch.testing.assert_close(image[0] * 255 / 50, labels + 1.0)
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_every_image_is_evaluated_once_by_some_process(scenes, ranks, world):
-    seen = []
-    for _ in ranks(world):
-        seen += [labels[0] for _, labels in source(scenes).val_dataloader()]
-    dataset = source(scenes).val_set()
-    assert sorted(labels.tolist() for labels in seen) == sorted(dataset[index][1].tolist() for index in range(4))
 
 
 def test_images_of_different_sizes_in_one_batch_are_explained(tmp_path):
@@ -183,12 +153,6 @@ def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_pat
 def test_missing_folders_and_odd_numbers_of_classes_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"expected the folders images/training and annotations/training\."):
         source(tmp_path).train_dataloader()
-    with pytest.raises(ValueError, match="nowhere does not exist: set `root`"):
-        source(tmp_path / "nowhere").train_dataloader()
-    with pytest.raises(ValueError, match="`num_labels` is 3, but `class_names` has 2 names"):
-        source(tmp_path, num_labels=3, class_names=["a", "b"])
-    with pytest.raises(ValueError, match="`num_labels` is 300, expected a whole number from 1 to 254"):
-        source(tmp_path, num_labels=300)
     with pytest.raises(ValueError, match="300 classes, but maps of 8 bits"):
         source(tmp_path, class_names=list(map(str, range(300))))
     assert source(tmp_path).num_classes == 150

@@ -144,16 +144,6 @@ def test_predictions_go_back_to_the_size_of_the_file():
     assert entry["segmentation"]["size"] == [20, 30]
 
 
-def test_no_predictions_give_no_results():
-    nothing = {
-        "boxes": torch.zeros(0, 4),
-        "labels": torch.zeros(0, dtype=torch.int64),
-        "scores": torch.zeros(0),
-        "masks": torch.zeros(0, 1, 8, 8),
-    }
-    assert to_results(1, to_original(nothing, (8, 8), (16, 12)), [1]) == []
-
-
 def test_crowds_are_evaluated_and_not_trained_on(tmp_path):
     entries = [
         {"id": 1, "image_id": 1, "category_id": 7},
@@ -193,12 +183,6 @@ def test_images_without_objects_are_evaluated_and_trained_on_only_if_asked(tmp_p
     assert len(data.val_set()) == 3
 
 
-def test_detectors_without_masks_get_none(tmp_path):
-    _, target = source(small_set(tmp_path), needs_masks=False).val_set()[0]
-    assert "masks" not in target
-    assert target["boxes"].shape == (1, 4)
-
-
 def test_wide_and_tall_images_come_in_different_batches(tmp_path):
     root = small_set(tmp_path, ((20, 30), (30, 20)) * 4)
     shapes = [{image.shape[1] < image.shape[2] for image in images} for images, _ in source(root).train_dataloader()]
@@ -235,19 +219,6 @@ def test_bad_annotations_are_left_out_up_to_the_limit(tmp_path, caplog):
     data = source(root, max_bad_annotations=1)
     assert "Left out (1 of at most 1)" in caplog.text
     assert len(data.train_set()) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"resizing": "stretch"}, "'stretch', expected one of single, multiscale, detr, jitter"),
-        ({"short_side": 16}, "`short_side` is 16, expected a whole number from 32 to 16,384"),
-        ({"short_side": 400, "long_side": 300}, "`short_side` is 400 px, above `long_side` with 300 px: swap"),
-    ],
-)
-def test_settings_that_cannot_be_are_named(tmp_path, options, says):
-    with pytest.raises(ValueError, match=says):
-        source(small_set(tmp_path), **options)
 
 
 @pytest.mark.parametrize("layout", ["roboflow", "cvat", "label studio", "named"])

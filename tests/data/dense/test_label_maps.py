@@ -119,5 +119,3 @@ def test_what_does_not_fit_together_is_named(tmp_path):
         source(root, void=tuple(range(2, 255)))
     with pytest.raises(ValueError, match=r"has no val images with maps: expected the folders none and noneannot or"):
         source(root, val="none").val_set()
-    with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
-        source(root / "nowhere", num_labels=3).val_set()

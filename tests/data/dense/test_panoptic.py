@@ -90,14 +90,14 @@ def test_an_image_without_usable_annotation_is_left_out_up_to_the_limit(tmp_path
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
-        (lambda content: content.pop("categories"), "has no list 'categories': expected COCO's panoptic format"),
+        (
+            lambda content: content.pop("categories"),
+            "has no list 'categories': expected COCO's format",
+        ),
         (lambda content: content["images"][0].update(file_name="../x"), r"entry 0 of images has '\.\./x' as file_name"),
         (lambda content: content["annotations"][1].pop("image_id"), "entry 1 of annotations has null as image_id"),
-        (
-            lambda content: content["annotations"][0]["segments_info"][0].update(id="x"),
-            "entry 0 of annotations has 'x' as id",
-        ),
-        (lambda content: content["categories"][0].update(name="cat"), "has 2 categories, expected one or more, each"),
+        (lambda content: content["annotations"][1].update(segments_info=3), "has 3 as segments_info"),
+        (lambda content: content["categories"][0].update(name="cat"), "has 2 categories with 2 ids and 1 names"),
     ],
 )
 def test_a_file_in_another_format_is_refused(tmp_path, alter, says):

@@ -65,15 +65,6 @@ def test_a_share_of_the_training_images_takes_the_place_of_the_test_images(ten):
         Cifar(str(root), held_out=1.0, **PLAIN).train_set()
 
 
-def test_training_is_augmented_and_repeats_exactly(ten):
-    loader = Cifar(str(ten[0]), **PLAIN | {"batch_size": 60}).train_dataloader()
-    (first, _), (second, _) = next(iter(loader)), next(iter(loader))
-    assert torch.equal(first, second)
-    loader.sampler.set_epoch(1)
-    loader.reached = (0, 0)
-    assert not torch.equal(first, next(iter(loader))[0])
-
-
 def test_known_classes_keep_their_order_and_grey_is_one_channel(ten):
     data = Cifar(str(ten[0]), class_names=["bird", "airplane", "automobile"], channels=1, **PLAIN)
     assert [target for _, target in data.val_set()] == [0, 1, 2, 2, 1, 0]

@@ -6,7 +6,7 @@ from images_by_class import write_classes
 from PIL import Image
 
 from linvit.data.images import ImageFolder
-from linvit.data.images.survey import LEAST_STD, survey
+from linvit.data.images.folder import LEAST_STD, survey
 
 
 def test_mean_and_deviation_are_those_of_the_training_images(tmp_path):

@@ -95,13 +95,6 @@ def test_what_is_no_sound_is_named(tmp_path):
         read_audio(tmp_path / "a.wav", RATE)
 
 
-@pytest.mark.parametrize("rate", [RATE, 44_100])
-def test_a_file_without_samples_is_named(rate, tmp_path):
-    soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), rate)
-    with pytest.raises(CorruptAudioError, match=r"0\.000 s \(0 samples\) long"):
-        read_audio(tmp_path / "a.wav", RATE)
-
-
 def test_samples_that_are_no_numbers_are_named(tmp_path):
     samples = sine(440)
     samples[7] = np.nan
@@ -149,18 +142,11 @@ def test_each_ending_of_sound_is_read(ending, tmp_path):
     ("change", "sentence"),
     [
         (lambda samples: (samples * 32767).astype(np.int16), r"array of int16 \(16000,\), expected floats"),
-        (
-            lambda samples: torch.from_numpy(samples * 32767).short(),
-            r"array of torch.int16 \(16000,\), expected floats",
-        ),
         (lambda samples: samples * 32767, r"has the sample 32767, expected finite numbers in"),
         (lambda samples: samples[None], r"float32 \(1, 16000\), expected floats \(samples,\)"),
         (lambda samples: torch.from_numpy(samples)[:, None], r"float32 \(16000, 1\), expected floats"),
-        (lambda samples: samples > 0, "array of bool"),
-        (lambda samples: samples.astype(complex), "array of complex"),
         (lambda samples: np.append(samples, np.nan), "has the sample nan"),
         (lambda samples: torch.from_numpy(np.append(samples, -np.inf)), "has the sample inf"),
-        (lambda samples: samples.tolist() and "text", r"array of <U4 \(\)"),
     ],
 )
 def test_samples_in_memory_are_checked(change, sentence):
@@ -182,13 +168,6 @@ def test_a_file_is_read_as_far_as_it_may_be_long(tmp_path, monkeypatch):
     soundfile.write(path, sine(440)[: RATE // 2], RATE // 8)
     with pytest.raises(CorruptAudioError, match="it is longer than"):  # four times as many after resampling
         read_audio(path, RATE)
-
-
-@pytest.mark.parametrize("rate", [1, 999])
-def test_sound_of_a_rate_that_would_grow_without_end_is_refused(rate, tmp_path):
-    soundfile.write(tmp_path / "a.wav", sine(440), rate)
-    with pytest.raises(CorruptAudioError, match=f"its header claims {rate} samples per second"):
-        read_audio(tmp_path / "a.wav", RATE)
 
 
 def test_a_name_that_is_not_utf_8_is_read(tmp_path):

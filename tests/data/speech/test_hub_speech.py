@@ -62,11 +62,6 @@ def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
     assert "has no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
 
 
-def test_a_recipe_without_a_data_set_says_so():
-    with pytest.raises(ValueError, match="`path` is missing: set it"):
-        HuggingFaceSpeech()
-
-
 def test_a_recipe_sets_the_arguments_of_librispeech_but_for_its_files(tmp_path, capsys):
     recipe = tmp_path / "mine.yaml"
     data = "{name: huggingface_speech, path: mine, units: words, max_corrupt: 3}"

@@ -58,14 +58,10 @@ def test_labels_that_are_text_and_plain_text_without_packing(tmp_path):
     [
         ("piqa/tests.jsonl", b"{}\n", "has 0 files for the task piqa, expected one whose path names piqa"),
         ("piqa/valid.jsonl", b"{\n", r"valid.jsonl, line 1, is not JSON"),
-        ("piqa/valid.jsonl", b"[" * 100_000, r"valid.jsonl, line 1, is not JSON"),
         ("piqa/valid.jsonl", b"\n", r"valid.jsonl has no items of piqa"),
         ("piqa/valid.jsonl", b"3\n", r"valid.jsonl, item 1, is 3, expected an object"),
         ("piqa/valid.jsonl", b'{"goal": "a", "sol1": "b", "label": 0}\n', "item 1, has null as 'sol2', expected text"),
-        ("piqa/valid.jsonl", b'{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', "item 1, has 2 as 'label'"),
-        ("piqa/valid.jsonl", b'{"goal": "\xff"}', "is not text in UTF-8"),
         ("piqa/valid.arrow", b"no table", "valid.arrow cannot be read as Arrow"),
-        ("piqa/valid.arrow", b"", "valid.arrow cannot be read as Arrow"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(name, content, message, tmp_path):
@@ -80,9 +76,7 @@ def test_what_is_wrong_in_a_file_is_named(name, content, message, tmp_path):
     ("name", "content", "message"),
     [
         ("hellaswag_val.txt", b"a: b\n1\n", "has 2 lines, expected 6 per item"),
-        ("hellaswag_val.txt.bz2", b"not packed", "cannot be read as text"),
         ("hellaswag_val.txt.bz2", bz2.compress(b"a: b")[:-4], "cannot be read as text"),
-        ("hellaswag_val.txt.bz2", bz2.compress(b"\xff"), "cannot be read as text"),
         ("hellaswag_val.txt", b"a: b\n4\nc\nd\ne\nf\n", "item 1, has 4 as 'label'"),
     ],
 )

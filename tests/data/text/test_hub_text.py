@@ -114,8 +114,6 @@ def test_a_stream_that_is_stopped_in_its_second_pass_and_stopped_again_goes_on_f
         ({"path": None}, "`path` is missing: set it"),
         ({"tokenizer": None}, "`tokenizer` is missing: set it"),
         ({"streaming": True, "num_workers": 2}, "`num_workers` is 2"),
-        ({"val_documents": 0}, "`val_documents` is 0, expected a whole number of 1 or more"),
-        ({"max_tokens": -1}, "`max_tokens` is -1, expected a whole number of 1 or more"),
         ({"streaming": True, "epoch_rows": 1}, "so each process gets 1 rows per epoch, fewer than one batch of 2"),
         ({"column": "body"}, "has no column 'body': set `column` to one of text"),
         ({"train_split": "nowhere"}, "cannot be read"),

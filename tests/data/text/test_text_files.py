@@ -65,8 +65,6 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
     [
         ({"held_out": 0.0}, "has 40 files that end in .txt or .md, but none of them is held out: set `held_out`"),
         ({"suffixes": [".tex"]}, "has no file that ends in .tex: choose another folder, or set `suffixes`"),
-        ({"context": 1}, "`context` is 1, expected a whole number from 2 to 1,048,576"),
-        ({"batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
     ],
 )
 def test_what_cannot_be_read_is_refused(folder, arguments, message):
@@ -93,16 +91,6 @@ def test_more_context_than_text_is_told_from_a_large_batch(folder):
     source = TextFolder(str(folder), held_out=0.5, context=100_000)
     with pytest.raises(ValueError, match=r"1 training rows .* set `batch_size` or `context` lower"):
         source.train_dataloader()
-
-
-def test_a_file_is_no_folder(folder):
-    with pytest.raises(ValueError, match=r"txt is a file: set `root` to a folder"):
-        TextFolder(str(next(folder.rglob("*.txt"))))
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
-        TextFolder(str(tmp_path / "nowhere"))
 
 
 def test_books_of_both_kinds_at_any_depth_are_found(folder):
@@ -149,7 +137,7 @@ def test_large_text_is_packed_once_and_mapped_into_memory(folder, monkeypatch):
     in_memory = TextFolder(str(folder), held_out=0.3)
     expected = {split: in_memory.stream(split) for split in ("train", "val")}
     monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
-    monkeypatch.setattr("linvit.data.text.packing.TOGETHER_BYTES", 300)
+    monkeypatch.setattr("linvit.data.text.source.TOGETHER_BYTES", 300)
     settings = {"held_out": 0.3, "cache": str(folder / "packed")}
     TextFolder(str(folder), **settings).prepare_data()
     packed = {path: path.stat().st_mtime_ns for path in (folder / "packed").iterdir()}
@@ -180,14 +168,6 @@ def test_damaged_packed_text_is_refused(folder, suffix, size, monkeypatch):
         os.truncate(file, file.stat().st_size - 1)
     with pytest.raises(ValueError, match=f"{file.name} is (missing or damaged|not complete JSON)"):
         TextFolder(str(folder), held_out=0.3, cache=str(cache)).stream("val")
-
-
-def test_packing_says_how_far_it_is(folder, monkeypatch, caplog):
-    monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
-    monkeypatch.setattr("linvit.data.text.packing.INTERVAL", 0.0)
-    with caplog.at_level("INFO"):
-        TextFolder(str(folder), held_out=0.3, cache=str(folder / "packed")).stream("train")
-    assert re.search(r"Packing text into .*train_\w+\.tokens: \d+ documents, [\d,]+ tokens so far", caplog.text)
 
 
 def test_another_split_holds_out_other_files(folder):

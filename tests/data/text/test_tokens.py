@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from linvit.data.text.packing import pack
+from linvit.data.text.source import pack
 from linvit.data.text.tokens import IGNORED, Bytes, HuggingFaceTokenizer, Rows, join, open_tokenizer
 
 TEXTS = ["naïve  Rauch, 煙 and\n\ttabs".encode(), b"", b"one two one"]

@@ -5,7 +5,7 @@ import torch
 from dense_answers import IDS, knows_maps, knows_objects, write_scenes
 
 from linvit.data.dense import Coco
-from linvit.tasks.average_precision import average_precision, average_precision_by_class
+from linvit.tasks.detection import average_precision, average_precision_by_class
 from linvit.tasks.segmentation import overlaps, overlaps_by_class
 
 

@@ -13,7 +13,7 @@ from linvit.models.dense.frameworks import build_dense
 from linvit.runs import dense, load_run, train
 from linvit.runs.predictions import untaken_name
 from linvit.runs.tasks.segmentation import label_map
-from linvit.tasks.average_precision import average_precision
+from linvit.tasks.detection import average_precision
 from linvit_cli import main
 
 

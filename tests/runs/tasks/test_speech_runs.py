@@ -18,8 +18,7 @@ from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.studies.pool import last_measures
-from linvit.tasks.n_gram import CountedNGram
-from linvit.tasks.transcription import greedy, spelled, word_edits
+from linvit.tasks.transcription import CountedNGram, greedy, spelled, word_edits
 from linvit_cli import main
 
 LONGER = {

@@ -1,4 +1,4 @@
-"""Digits as training images of generators, and the conversion of generated values to pixels."""
+"""Digits and CIFAR's images as training images of generators, and the conversion of generated values to pixels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torchvision.transforms import Compose, Normalize, ToTensor
+from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, ToTensor
 
+from linvit.data.images.cifar import SIDE, Cifar
 from linvit.data.images.digits import Digits
 from linvit.data.images.image import LARGEST
-from linvit.ranges import Count, Range
+from linvit.data.source import Workers
+from linvit.ranges import Count, Range, Seed, Share
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,34 @@ class DigitImages(Digits):
     def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
         super().__init__(32, 1, batch_size, 0, **options)
         self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))
+
+
+class CifarImages(Cifar):
+    """The images of CIFAR-10 or CIFAR-100, RGB pixels in −1 … 1; half of the training images are mirrored.
+
+    Args:
+        root, class_names, held_out, split: See Cifar.
+        batch_size: Images per batch.
+        seed: Seed of order and mirroring of the training images.
+        num_workers: Processes that read images.
+    """
+
+    task = "diffusion"
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        root: str,
+        class_names: list[str] | None = None,
+        held_out: Share = 0.0,
+        split: Seed = 0,
+        batch_size: Count = 128,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
+    ) -> None:
+        super().__init__(root, class_names, held_out, split, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        self.preprocessing = GenerationPreprocessing((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
+
+    def train_transform(self) -> Callable[[Any], Tensor]:
+        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
+        return transform
