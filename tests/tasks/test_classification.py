@@ -38,6 +38,11 @@ def test_ema_rises_from_the_first_weights_with_warm_up():
         torch.testing.assert_close(averaged, raw)
 
 
+def test_the_decay_of_the_moving_average_rises():
+    assert classification(NANO, 10, ema_decay=0.9).ema.get_decay(2) == pytest.approx(1 - 2 ** (-2 / 3))
+    assert classification(NANO, 10, ema_decay=0.9, ema_warmup=False).ema.get_decay(2) == 0.9
+
+
 @pytest.mark.parametrize(
     ("options", "judge"),
     [
