@@ -5,7 +5,7 @@ its tests fails. The checkout is never edited: package and tests are copied to a
 changed. To save the time of imports, each mutant's tests run in a fork of a process that has already imported torch,
 timm and Lightning (not linvit).
 
-    python tests/mutants/run.py                     all, on one core in about 15 minutes
+    python tests/mutants/run.py                     all, on one quiet core in some 20 minutes
     python tests/mutants/run.py --only "ops_*"      those whose names fit one of the patterns
     python tests/mutants/run.py --unchanged         the same tests without mistakes: all have to pass
 
