@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Setup compiles nothing: most modules are never imported. With this variable every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize summaries teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures gpu gpu-list gpu-dry gpu-prepare gpu-tables int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow mutants judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize summaries teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures gpu gpu-list gpu-dry gpu-prepare gpu-tables int8 explorer clean
 
 setup: $(STAMP)
 
@@ -61,6 +61,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto -m "not gpu"
+
+# Whether the tests notice mistakes: make mutants ONLY="'ops_*' 'loss_*'"
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/run.py $(if $(ONLY),--only $(ONLY))
 
 judge: $(STAMP)
 	$(BIN)/python tests/judge/run.py $(NAMES)

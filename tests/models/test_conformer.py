@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from linvit.layers.conformer import by_distance, relative_positions
+from linvit.layers.conformer import ConformerBlock, by_distance, relative_positions
 from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.registry import create
@@ -205,3 +205,12 @@ def test_it_trains_under_autocast(mechanism, head):
         assert difference < 0.1 * whole[row, :count].abs().max()
     logits.float().square().mean().backward()
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+def test_each_feed_forward_of_a_block_counts_half():
+    block, x = ConformerBlock(8, 2, "linear", 3).eval(), torch.randn(1, 5, 8)
+    for layer in (block.attn.proj, block.conv.proj):
+        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.bias)
+    y = x + block.ffn1(block.norm1(x)) / 2
+    torch.testing.assert_close(block(x), block.norm4(y + block.ffn2(block.norm3(y)) / 2))

@@ -37,6 +37,18 @@ def test_ema_rises_from_the_first_weights_with_warm_up():
         torch.testing.assert_close(averaged, raw)
 
 
+def test_the_decay_of_the_moving_average_rises():
+    assert classification(NANO, 10, ema_decay=0.9).ema.get_decay(2) == pytest.approx(1 - 2 ** (-2 / 3))
+    assert classification(NANO, 10, ema_decay=0.9, ema_warmup=False).ema.get_decay(2) == 0.9
+
+
+def test_the_moving_average_starts_from_the_same_weights(tmp_path):
+    task = classification(NANO, 10, ema_decay=0.9)
+    torch.save(classification(NANO, 10).network.state_dict(), tmp_path / "weights.pth")
+    task.start_from(tmp_path / "weights.pth")
+    assert all(map(torch.equal, task.network.state_dict().values(), task.ema.module.state_dict().values()))
+
+
 @pytest.mark.parametrize(
     ("options", "judge"),
     [

@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import save_file
 
 from linvit.models.registry import create
-from linvit.tasks.initialization import initialize
+from linvit.tasks.initialization import initialize, weights_file
 
 
 def network(name="ravlt_nano", classes=10):
@@ -127,3 +127,10 @@ def test_a_file_without_usable_weights_is_refused(tmp_path, content, said):
     torch.save(content, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=said):
         initialize(timm.create_model("test_resnet", num_classes=3), tmp_path / "weights.pth")
+
+
+def test_of_two_checkpoints_the_best_is_taken(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("best.ckpt", "last.ckpt"):
+        (tmp_path / "checkpoints" / name).touch()
+    assert weights_file(tmp_path).name == "best.ckpt"

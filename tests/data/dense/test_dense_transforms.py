@@ -141,6 +141,12 @@ def test_objects_cut_away_are_dropped_whole():
     assert kept["masks"].shape == (1, 30, 30)
 
 
+def test_a_box_without_width_is_dropped():
+    boxes = tv_tensors.BoundingBoxes([[0, 2, 0, 9], [1, 1, 4, 4]], format="XYXY", canvas_size=(10, 10))
+    _, kept = KeepVisible()(image_of(10, 10), {"boxes": boxes, "labels": torch.tensor([0, 1])})
+    assert kept["labels"].tolist() == [1]
+
+
 def test_crop_sizes_are_drawn_within_their_range():
     sizes = [tuple(RandomSizeCrop(40, 60)(image_of(50, 100)).shape[1:]) for _ in range(80)]
     heights, widths = zip(*sizes, strict=True)

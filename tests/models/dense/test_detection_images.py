@@ -18,6 +18,13 @@ def test_a_full_mask_fills_its_box_and_what_hangs_over_is_cut():
     assert masks[2].sum() == 4
 
 
+def test_the_left_half_of_a_mask_is_the_left_half_of_its_box():
+    half = (torch.arange(28) < 14).float().expand(1, 28, 28)
+    mask = pasted(half, torch.tensor([[10.0, 20, 30, 25]]), 30, 40)[0]
+    assert mask[20:25, 10:20].all()
+    assert mask.sum() == 50
+
+
 def test_a_mask_cut_out_as_for_training_comes_back():
     rows, columns = torch.meshgrid(torch.arange(90.0), torch.arange(120.0), indexing="ij")
     disc = ((rows - 44.5) ** 2 + (columns - 63.5) ** 2) < 30**2
