@@ -19,8 +19,7 @@ from linvit.layers.operator import AttentionSteps, Operands, merged
 from linvit.layers.token_attention import TokenAttention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
-from linvit.ops.state import accumulator_dtype, summarize
-from linvit.ops.weighting import Weights, token_weights
+from linvit.ops.state import Weights, accumulator_dtype, summarize, token_weights
 
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)

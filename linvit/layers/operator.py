@@ -15,7 +15,7 @@ from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
-from linvit.ops.shard import Shard
+from linvit.ops.state import Shard
 from linvit.ranges import Checked, OneOf, known
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Operands:
     x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
         and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents; or
         ImagePatches.
-    shard: these tokens are only some of all, see `linvit.ops.shard`.
+    shard: these tokens are only some of all, see `linvit.ops.state`.
     """
 
     query: Tensor

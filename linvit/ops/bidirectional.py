@@ -16,9 +16,20 @@ from linvit.arguments import is_traced
 from linvit.ops.feature_map import FeatureMap, sees_one_token
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.shard import Shard, count, joined_means, whole_mean, whole_state
-from linvit.ops.state import State, joined, read, summarize
-from linvit.ops.weighting import Weights, query_mean, weights_by_mean
+from linvit.ops.state import (
+    Shard,
+    State,
+    Weights,
+    count,
+    joined,
+    joined_means,
+    query_mean,
+    read,
+    summarize,
+    weights_by_mean,
+    whole_mean,
+    whole_state,
+)
 
 Mapped = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 BLOCK = 1 << 17  # numbers in one tensor of a block, 512 KB in float32; inputs below two blocks are not split

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import Form, attributes, broadcasts, check_device, check_floating, form, is_traced, kind
-from linvit.ops.chunks import at_hand
+from linvit.ops.causal import at_hand
 from linvit.ops.position import Rotary
-from linvit.ops.state import FIELDS, State, accumulator_dtype, field_sizes
-from linvit.ops.weighting import WEIGHTINGS
+from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, accumulator_dtype, field_sizes
 
 COUNTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MOST_KEPT = 4096
@@ -301,3 +300,18 @@ def _check_state(state: tuple[Form, ...], call: Call) -> None:
                 f"`state.{name}` is {x.dtype} of shape {tuple(x.shape)}, expected {dtype} of shape "
                 f"{(*heads, *size)}: begin with State.empty(query, value)"
             )
+
+
+def check_shard(
+    shard: Shard | None,
+    weighting: str | Tensor,
+    state: State | None,
+    cu_seqlens: Tensor | None,
+    block_size: int | None,
+) -> None:
+    """Raises ValueError for arguments of `linear_attention` that a shard excludes."""
+    weights = weighting if isinstance(weighting, Tensor) else None
+    excluded = {"state": state, "weighting": weights, "cu_seqlens": cu_seqlens, "block_size": block_size}
+    for name, value in excluded.items():
+        if shard is not None and value is not None:
+            raise ValueError(f"`{name}` is a {type(value).__name__}, but there is a `shard`: leave one out")

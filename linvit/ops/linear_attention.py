@@ -18,15 +18,24 @@ from torch import Tensor
 
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped, one_by_one
-from linvit.ops.causal import chunked, prefix_weights
-from linvit.ops.checks import check_call
-from linvit.ops.chunks import at_hand, chunks_of
+from linvit.ops.causal import at_hand, chunked, chunks_of, prefix_weights
+from linvit.ops.checks import check_call, check_shard
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.shard import Shard, check_shard, count, visible_in
-from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
-from linvit.ops.weighting import query_mean, shown_queries, visible_tokens
+from linvit.ops.state import (
+    Shard,
+    State,
+    accumulator_dtype,
+    count,
+    joined,
+    query_mean,
+    read,
+    shown_queries,
+    summarize,
+    visible_in,
+    visible_tokens,
+)
 
 
 def linear_attention(
@@ -77,7 +86,7 @@ def linear_attention(
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
             Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens,
             and so does a block: read whole blocks, and the unfinished one again from the state before it.
-        shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.shard`. The output
+        shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.state`. The output
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or

@@ -12,8 +12,7 @@ from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.state import accumulator_dtype
-from linvit.ops.weighting import Weights, shown_queries, token_weights, visible_tokens
+from linvit.ops.state import Weights, accumulator_dtype, shown_queries, token_weights, visible_tokens
 
 
 def attention_scores(

@@ -12,8 +12,7 @@ from linvit.layers.operator import Operands, Operator
 from linvit.ops.bidirectional import Rule, Tokens, summarized
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
-from linvit.ops.shard import visible_in
-from linvit.ops.state import accumulator_dtype, nonzero, read
+from linvit.ops.state import accumulator_dtype, nonzero, read, visible_in
 from linvit.ranges import Amount, Checked
 from linvit.streaming.steps import Forward, Step
 from linvit.streaming.strip import Strip

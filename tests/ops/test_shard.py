@@ -8,8 +8,7 @@ from torch.testing import assert_close
 
 from linvit.layers.operator import Operator
 from linvit.ops import Rotary, State, linear_attention, rotary_1d
-from linvit.ops.shard import joined_means
-from linvit.ops.state import joined
+from linvit.ops.state import joined, joined_means
 
 float64 = torch.float64
 CUTS = (0, 5, 6, 30)

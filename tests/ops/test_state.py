@@ -5,8 +5,7 @@ from linvit.ops import State, linear_attention, merge, rotary_1d
 from linvit.ops.feature_map import elu1
 from linvit.ops.normalizer import magnitude
 from linvit.ops.position import rotate
-from linvit.ops.state import read, summarize
-from linvit.ops.weighting import Weights
+from linvit.ops.state import Weights, read, summarize
 
 float64 = torch.float64
 
