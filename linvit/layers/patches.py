@@ -4,9 +4,8 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width
-from linvit.layers.inputs import check_filled, check_floats
-from linvit.layers.pointwise import runs_on_onednn
+from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width, check_filled, check_floats
+from linvit.layers.convolutions import runs_on_onednn
 from linvit.ranges import Checked
 
 MIN_SIDE = 32

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.arguments import is_traced
+from linvit.ops.bidirectional import Rule, Tokens, mapped
 from linvit.ops.normalizer import Normalizer
-from linvit.ops.state import State, Weights, nonzero, read, summarize, token_weights
+from linvit.ops.state import State, Weights, count, joined, nonzero, query_mean, read, summarize, token_weights
 
 CHUNK = 64
 GROUP = 16
@@ -140,6 +141,28 @@ class Prefix(NamedTuple):
     weights: Weights
     query: Tensor
     num_queries: Tensor
+
+
+def causal_attention(tokens: Tokens, rule: Rule, chunks: Chunks, state: State | None = None) -> tuple[Tensor, State]:
+    """The output for tokens that follow those in `state`, in the query's dtype, and the state after them.
+
+    Without a state these tokens are the first, but for those of earlier shards.
+    """
+    q, rq, k, rk, v = mapped(tokens, rule)
+    before = State.empty(q, v) if state is None else state
+    if rule.shard is not None and rule.weighting == "prefix_query_mean":
+        mean, number = rule.shard.mean(query_mean(q, tokens.visible), count(q, tokens.visible), before=True)
+        before = before._replace(query=mean, num_queries=number)
+    prefix = prefix_weights(rule.weighting, q, k, tokens.visible, before, chunks)
+    if rule.shard is not None:
+        before = rule.shard.state(summarize(k, rk, v, prefix.weights), before=True)
+    if state is not None and q.shape[-2] == 1:
+        after = joined(before, summarize(k, rk, v, prefix.weights))
+        out = read(after, q, rq, rule.normalizer, rule.eps)
+    else:
+        out, after = chunked(q, rq, k, rk, v, prefix.weights, rule.normalizer, rule.eps, before, chunks)
+    after = after._replace(query=prefix.query, num_queries=prefix.num_queries)
+    return out.to(tokens.query.dtype), after
 
 
 def prefix_weights(
