@@ -19,7 +19,7 @@ from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
 from linvit.layers.operator import AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import Checked, known
+from linvit.ranges import known
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 SUBSAMPLED = 4  # frames of features per frame of the encoder
@@ -158,7 +158,7 @@ class FrameAttention(AttentionLayer):
         return x
 
 
-class ConvModule(Checked, nn.Module):
+class ConvModule(nn.Module):
     """Norm, gated pointwise convolution, depthwise convolution over the frames, norm, SiLU, pointwise convolution.
 
     Args:
@@ -214,7 +214,7 @@ class ConvModule(Checked, nn.Module):
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
 
 
-class ConformerBlock(Checked, nn.Module):
+class ConformerBlock(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each with a skip connection; then a norm.
 
     Args:

@@ -122,8 +122,6 @@ def test_what_a_shard_excludes():
         linear_attention(query, key, value, feature_map=("softmax", "softmax_tokens"), shard=shard)
     with pytest.raises(ValueError, match="`weighting` is a Tensor, but there is a `shard`: leave one out"):
         linear_attention(query, key, value, weighting=torch.ones(30), shard=shard)
-    with pytest.raises(ValueError, match="`state` is a State, but there is a `shard`"):
-        linear_attention(query, key, value, causal=True, state=State.empty(query, value), shard=shard)
     with pytest.raises(ValueError, match="`cu_seqlens` is a Tensor, but there is a `shard`"):
         linear_attention(query[:1], key[:1], value[:1], cu_seqlens=torch.tensor([0, query.shape[2]]), shard=shard)
     with pytest.raises(ValueError, match="`block_size` is a int, but there is a `shard`"):
