@@ -71,9 +71,6 @@ class Attention2d(AttentionLayer):
         lepe: add a 5×5 depthwise convolution of the values (LePE).
         rope: rotate queries and keys by their position.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
-
-    Raises ValueError as AttentionLayer; for an unknown modulation, and with rope for a head width that is not a
-    multiple of 4.
     """
 
     def __init__(

@@ -55,8 +55,6 @@ class AttentionBlock(Checked, nn.Module):
         layer_scale: initial value of gamma_1 and gamma_2. They have the released shape (1, width, 1, 1), so timm
             applies weight decay to them.
         drop_path: rate of stochastic depth.
-
-    Raises ValueError as Attention2d.
     """
 
     def __init__(
@@ -126,8 +124,6 @@ class CareBlock(Checked, nn.Module):
             first, the mixed features enter the second unchanged; without the second, memory and features meet only at
             the end of a stage, and the last block is like the others.
         memory: keep the memory; without it all channels are features.
-
-    Raises ValueError as TokenMixer.
     """
 
     def __init__(

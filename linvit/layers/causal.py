@@ -96,8 +96,6 @@ class CausalAttention(AttentionLayer):
         lepe: kernel size in tokens of the convolution of v that is added to the output; 0 for none.
         modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x; "none" for no gate.
         rope: rotate queries and keys by their position; linear mechanisms do so in the numerator only.
-
-    Raises ValueError as AttentionLayer, for an unknown modulation, and for an odd head width with rope.
     """
 
     def __init__(

@@ -100,8 +100,6 @@ class FrameAttention(AttentionLayer):
         modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x that gates the output of a
             linear mechanism. That projection replaces the projection of positions of softmax attention, so that all
             mechanisms have the same number of parameters.
-
-    Raises ValueError as AttentionLayer, and for an unknown modulation.
     """
 
     def __init__(
@@ -166,8 +164,6 @@ class ConvModule(nn.Module):
         kernel: kernel size of the depthwise convolution in frames; an even one sees one frame more after than before.
         causal: no frame sees a later one.
         conv_norm: "batch", a batch norm whose statistics ignore padding, or "layer".
-
-    Raises ValueError for an unknown norm.
     """
 
     def __init__(

@@ -29,8 +29,6 @@ class PointwiseConv(nn.Conv2d):
         width, out_width: channels in and out.
         kernel_size, stride, padding, options: as of nn.Conv2d, whose arguments libraries pass that build a layer of the
             same class, such as peft; a 1×1 convolution has no other values.
-
-    Raises ValueError for another kernel size, stride or padding.
     """
 
     def __init__(

@@ -34,8 +34,6 @@ class ValueAttention(AttentionLayer):
     """Attention whose value is the input itself; only query and key are projected.
 
     The paper calls the feature map an identity; we follow the released code, which has elu + 1 and a normalizer.
-
-    Raises ValueError for a head width that does not divide width, and as AttentionLayer.
     """
 
     def __init__(
@@ -66,8 +64,6 @@ class TokenMixer(Checked, nn.Module):
             "attended", all of them, without local convolutions; "stacked", all of them, after the local convolutions,
             the small one first (our reading of the paper's baseline after MLLA).
         local_sizes: kernel sizes of the local convolutions, which share the other channels: (3, 7), (3,) or (7,).
-
-    Raises ValueError for an unknown split or local size, and for a width that cannot be split.
     """
 
     def __init__(

@@ -42,8 +42,6 @@ class Operator(Checked, nn.Module):
         shares: the output is shares[0] × what a token reads + shares[1] × its own value.
         shard: these tokens are only some of all, see `linvit.ops.state.Shard`; set while a network reads only some.
         fused: use kernels; otherwise plain torch, and softmax attention through its scores.
-
-    Raises ValueError for an unknown mechanism or axis value, and for axis values with softmax.
     """
 
     def __init__(
@@ -241,9 +239,6 @@ class AttentionLayer(Checked, nn.Module):
         mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
         operator_size: heads and channels per head of the operator, if they differ from those of the layer.
         options: see Operator.
-
-    Raises ValueError for an unknown mechanism, one that cannot be used in that place, and heads that do not divide
-    width.
     """
 
     def __init__(

@@ -19,9 +19,6 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
         x: images, at least one.
         in_chans: their channels.
         device: of the network's weights.
-
-    Raises ValueError if `x` is not a floating-point tensor (batch, in_chans, height, width) on that device with both
-    sides of at least 32 px.
     """
     remedy = "convert the images"
     if isinstance(x, Tensor) and x.ndim > 2:

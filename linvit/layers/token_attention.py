@@ -50,8 +50,6 @@ class TokenAttention(AttentionLayer):
             head, a norm of the output of all heads, and a layer whose sigmoid the output is multiplied by.
         half_table: whether a rotation passed to forward repeats its angles after half of the channels, instead of
             giving each to two neighbours.
-
-    Raises ValueError as AttentionLayer.
     """
 
     shares = (1.0, 0.0)  # of what a token reads and of its own value, see Operator
@@ -260,9 +258,6 @@ class GatedAttention(TokenAttention):
 
     Args:
         modulation, lepe, rope: as in Attention2d; rope also "learned": all angles times a learned factor, initially 0.
-
-    Raises ValueError as AttentionLayer; for an unknown modulation, and with rope for a head width that is not a
-    multiple of 4.
     """
 
     def __init__(

@@ -224,8 +224,6 @@ class PolarAttention(GatedAttention):
 
     Args:
         modulation, lepe: as in GatedAttention.
-
-    Raises ValueError as GatedAttention, and for an odd head width, which cannot be halved.
     """
 
     rotates = False

@@ -64,8 +64,12 @@ def test_equals_the_published_formula(mechanism, num_prefix):
     assert_close(layer(x), mixed @ layer.proj.weight.T + layer.proj.bias)
 
 
-@pytest.mark.parametrize("num_prefix", [0, 1])
-@pytest.mark.parametrize("grid", [(7, 7), (14, 9), (1, 5), (5, 1), (1, 1)])
+GRIDS = ((7, 7), (14, 9), (1, 5), (5, 1), (1, 1))
+READ = [(mechanism, grid, 1) for mechanism in sorted(MECHANISMS) for grid in GRIDS[1:3]]
+READ += [(mechanism, grid, prefix) for mechanism in ("agent", "mala") for grid in GRIDS for prefix in (0, 1)]
+
+
+@pytest.mark.parametrize(("mechanism", "grid", "num_prefix"), READ)
 def test_scores_times_value_is_the_output(mechanism, grid, num_prefix):
     layer, x = made(mechanism, num_prefix=num_prefix), tokens(grid, num_prefix)
     number = num_prefix + grid[0] * grid[1]
@@ -144,11 +148,6 @@ def test_masks_are_refused(mechanism):
     for refused in ({"attn_mask": torch.ones(1)}, {"is_causal": True}):
         with pytest.raises(ValueError, match="attention got a mask, expected none"):
             layer(x, **refused)
-
-
-def test_heads_that_do_not_divide(mechanism):
-    with pytest.raises(ValueError, match="`width` is 16 and `heads` 3"):
-        TOKEN_LAYERS[mechanism](16, 3, mechanism, MADE_FOR)
 
 
 def test_unit_queries_do_not_see_magnitude():

@@ -114,7 +114,7 @@ def test_the_scores_of_a_query(name, block, rows):
     network(x)
     handle.remove()
     (query, key, _, *rotary), stride = seen[0], 4 * 2 ** int(block[7])
-    height, width = x.shape[-2] // stride, -(-x.shape[-1] // stride)
+    height, width = whole(streamed.maps["query"]).shape[-2:]
     every = attention_scores(query, key, rotary=rotary[0] if rotary else None, **operator.options)
     place = min(row // stride, height - 1) * width + min(column // stride, width - 1)
     assert_same(whole(streamed.maps["query"]), every[:, :, place].unflatten(-1, (height, width)).detach())
