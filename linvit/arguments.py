@@ -1,16 +1,12 @@
 """Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-attributes = attrgetter("__class__", "shape", "dtype", "device", "layout")
-"""All that `form` reads, as a key, in a third of the time; nested tensors have no shape and raise RuntimeError."""
 
 
 class Form(NamedTuple):

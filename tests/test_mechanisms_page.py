@@ -9,6 +9,7 @@ import torch
 
 from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import NAMES
 
@@ -47,7 +48,7 @@ def test_axes_are_the_presets(mechanism):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_extra_parameters_and_products(mechanism):
     *_, parameters, macs = cells(AXES[mechanism])
-    layer = MECHANISMS[mechanism].tokens(C, H, mechanism, (6, 8), num_prefix=1)
+    layer = TOKEN_LAYERS[mechanism](C, H, mechanism, (6, 8), num_prefix=1)
     layer.eval().last_grid.note((6, 8))
     extra = sum(p.numel() for p in layer.parameters()) - 4 * C * C - 4 * C
     if mechanism == "enhanced":

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
-from linvit.analysis.probe import Inputs, Probe
+from linvit.analysis.probe import Inputs, Operands, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.arguments import kind
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import Operands
+from linvit.layers.operator import rotated
 from linvit.ranges import Range, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -109,7 +109,7 @@ def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict
 def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor) -> Tensor:
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
-        query, key = operands.rotated()
+        query, key = rotated(operands.query, operands.key, operands.rotary)
         logits: Tensor = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)

@@ -1,30 +1,59 @@
 """Records the inputs and outputs of each attention of a network."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.analysis.arguments import Inputs as Inputs
 from linvit.analysis.arguments import as_tuple, check_layers
 from linvit.arguments import check_network, kind
-from linvit.layers.attention import Attention2d
+from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
-from linvit.layers.operator import AttentionSteps, Operands, merged
+from linvit.layers.operator import AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
 from linvit.layers.token_attention import TokenAttention
+from linvit.ops import Rotary, attention_scores
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
-from linvit.ops.state import accumulator_dtype, summarize
-from linvit.ops.weighting import Weights, token_weights
+from linvit.ops.state import Weights, accumulator_dtype, summarize, token_weights
 
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one attention operator read.
+
+    query, key, value: (batch, heads, tokens, width), before feature map and rotation.
+    options: of `linear_attention`; None for softmax attention.
+    rotary, cu_seqlens: as in `linear_attention`. shares: see Operator.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Mapping[str, Any] | None
+    rotary: Rotary | None = None
+    shares: tuple[float, float] = (1.0, 0.0)
+    cu_seqlens: Tensor | None = None
+
+    def scores(self) -> Tensor:
+        """The matrix that multiplies the values, (batch, heads, queries, tokens)."""
+        if self.options is None:
+            scores = softmax_scores(*rotated(self.query, self.key, self.rotary))
+        else:
+            options = {**self.options, "rotary": self.rotary, "cu_seqlens": self.cu_seqlens}
+            scores = attention_scores(self.query, self.key, **options)
+        return shared_out(scores, self.shares)
 
 
 @dataclass(frozen=True)
@@ -106,14 +135,17 @@ def visit(
     if not callable(look):
         raise TypeError(f"`look` is {kind(look)}, expected a function of a Probe")
     _check_number(network, inputs)
-    handles = [_watched(network, name, look, inputs[0]) for name in chosen]
     training = network.training
-    try:
+    with ExitStack() as stack:
+        stack.callback(network.train, training)
+        for name in chosen:
+            layer = network.get_submodule(name)
+            if isinstance(layer, Attention):
+                hook = partial(_look_at_timms, look, name, network, inputs[0])
+                stack.callback(layer.register_forward_hook(hook).remove)
+            else:
+                _watch(stack, name, cast(AttentionLayer, layer), look)  # as the other KINDS are
         network.eval()(*inputs)
-    finally:
-        network.train(training)
-        for handle in handles:
-            handle.remove()
 
 
 def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = None) -> list[Probe]:
@@ -163,50 +195,64 @@ def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:
         ) from None
 
 
-def _watched(network: nn.Module, name: str, look: Callable[[Probe], None], images: Tensor) -> RemovableHandle:
-    """Hook a layer so that `look` gets a Probe of its operator's inputs and output."""
-    attention = network.get_submodule(name)
-    if isinstance(attention, Attention):
+def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[Probe], None]) -> None:
+    """Records what the operator of a layer reads, and the output after each step, until the stack is closed."""
+    operator = layer.operator
+    operands: list[Operands] = []
+    features: dict[str, Tensor] = {}
 
-        def timms_hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            look(_probe_of_timms(name, attention, args[0], *_token_grid(network, images, args[0].shape[1])))
+    def read(_: nn.Module, inputs: tuple[Any, ...], given: Mapping[str, Any], mixed: Tensor) -> None:
+        query, key, value, rotary = (*inputs, None)[:4]
+        options = None if operator.options is None else operator.axes(key, given.get("feature_map"))
+        query = operator.scaled(query) if options is None else query
+        operands.append(Operands(query, key, value, options, rotary, operator.shares, given.get("cu_seqlens")))
+        features[MIXED] = in_heads(merged(mixed), layer.heads)
 
-        return attention.register_forward_hook(timms_hook)
+    def record(step: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def recorded(y: Tensor, *others: Any) -> Tensor:
+            out = method(y, *others)
+            if out is not y:
+                by_head = out if isinstance(layer, TokenAttention) else tokens_of_map(out, layer.heads)
+                features[step] = in_heads(merged(by_head), layer.heads)
+            return out
 
-    steps = cast(AttentionSteps, attention)  # as the other KINDS are
+        return recorded
 
-    def hook(operator: nn.Module, args: tuple[Operands], mixed: Tensor) -> None:
-        look(_probe(name, steps, args[0], mixed))
+    def finish(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        height, width = inputs[0].shape[-2:]
+        num_prefix = 0
+        if isinstance(layer, TokenAttention):
+            height, width = layer.last_grid.size or layer.grid
+            num_prefix = layer.num_prefix
+        look(Probe(name, operator.mechanism, operands.pop(), dict(features), (height, width), num_prefix))
+        features.clear()
 
-    return steps.operator.register_forward_hook(hook)
-
-
-def _probe(name: str, attention: AttentionSteps, operands: Operands, mixed: Tensor) -> Probe:
-    arranged = attention.arranged(mixed, operands)
-    local = attention.with_local(arranged, operands)
-    gated = attention.gated(local, operands)
-    features = {MIXED: mixed}
-    if local is not arranged:
-        features[LOCAL] = attention.by_head(local)
-    if gated is not local:
-        features[MODULATED] = attention.by_head(gated)
-    features = {step: _in_heads(merged(y), attention.heads) for step, y in features.items()}
-    return Probe(name, attention.operator.mechanism, operands, features, operands.grid, operands.num_prefix)
+    for step, method in ((LOCAL, "with_local"), (MODULATED, "gated")):
+        if hasattr(layer, method):
+            vars(layer)[method] = record(step, getattr(layer, method))
+            stack.callback(vars(layer).pop, method)
+    stack.callback(operator.register_forward_hook(read, with_kwargs=True).remove)
+    stack.callback(layer.register_forward_hook(finish).remove)
 
 
-def _probe_of_timms(name: str, attention: Attention, x: Tensor, grid: tuple[int, int], num_prefix: int) -> Probe:
+def _look_at_timms(
+    look: Callable[[Probe], None],
+    name: str,
+    network: nn.Module,
+    images: Tensor,
+    attention: Attention,
+    inputs: tuple[Tensor, ...],
+    output: Tensor,
+) -> None:
+    x = inputs[0]
+    grid, num_prefix = _token_grid(network, images, x.shape[1])
     query, key, value = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    operands = Operands(attention.q_norm(query), attention.k_norm(key), value, None)
-    features = {MIXED: operands.output()}
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    features = {MIXED: scaled_dot_product_attention(query, key, value)}
     if attention.gate is not None or not isinstance(attention.norm, nn.Identity):
         gate = 1.0 if attention.gate is None else attention.gate(x).sigmoid()
-        features[MODULATED] = _in_heads(attention.norm(merged(features[MIXED])) * gate, attention.num_heads)
-    return Probe(name, "softmax", operands, features, grid, num_prefix)
-
-
-def _in_heads(y: Tensor, heads: int) -> Tensor:
-    by_head: Tensor = y.unflatten(-1, (heads, -1))
-    return by_head.transpose(1, 2)
+        features[MODULATED] = in_heads(attention.norm(merged(features[MIXED])) * gate, attention.num_heads)
+    look(Probe(name, "softmax", Operands(query, key, value, None), features, grid, num_prefix))
 
 
 def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:

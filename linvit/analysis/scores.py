@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linvit.analysis.arguments import check_matrix
 from linvit.analysis.measured import Layer, Measured, Values, gather
-from linvit.analysis.probe import Inputs, Probe, mapped, one_by_one, visit
-from linvit.layers.operator import Operands
+from linvit.analysis.probe import Inputs, Operands, Probe, mapped, one_by_one, visit
+from linvit.layers.operator import rotated
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import summarize
@@ -76,9 +76,9 @@ def measure_scores(
     def measures(probe: Probe) -> Values:
         for index in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
             operands = one_image(probe.operands, index)
-            rotated = operands.rotary is not None
-            yield {"rotation": "on" if rotated else "none"}, _measured_rows(operands)
-            if rotated:
+            turns = operands.rotary is not None
+            yield {"rotation": "on" if turns else "none"}, _measured_rows(operands)
+            if turns:
                 yield {"rotation": "off"}, _measured_rows(replace(operands, rotary=None))
 
     return gather(network, batches, layers, measures)
@@ -98,8 +98,9 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
         scores = torch.cat(
             [_selected(rows, slice(None), slice(start, start + size)).scores() for start in range(0, heads, size)], 1
         )
-    scores = operands.read_share * scores
-    scores[:, :, torch.arange(len(places)), places] += operands.value_share
+    read_share, value_share = operands.shares
+    scores = read_share * scores
+    scores[:, :, torch.arange(len(places)), places] += value_share
     return scores
 
 
@@ -112,7 +113,7 @@ def _at_queries(operands: Operands, places: Tensor) -> Operands:
     """Operands, already rotated, whose score matrix has only the rows of these queries; without the shares."""
     rotary = operands.rotary
     if operands.options is None:
-        query, key = operands.rotated()
+        query, key = rotated(operands.query, operands.key, rotary)
         return Operands(query[:, :, places], key, operands.value, None)
     ready = scaled(operands, 1.0)
     query, key, options = ready.query[:, :, places], ready.key, dict(ready.options or {})

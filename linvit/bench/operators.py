@@ -16,8 +16,9 @@ from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Report, Row, Timed
-from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.ops import linear_attention, rotary_2d
 from linvit.ops.feature_map import FEATURE_MAPS
 from linvit.ranges import Amount, Count, check_names
@@ -59,7 +60,7 @@ class Case:
     @property
     def rotated(self) -> bool:
         """Whether there is a rotation, as in RAVLT and MAViT; CARE and the others have none."""
-        return MECHANISMS[self.operator].tokens is GatedAttention and self.width % 4 == 0
+        return TOKEN_LAYERS[self.operator] is GatedAttention and self.width % 4 == 0
 
 
 @dataclass(frozen=True)

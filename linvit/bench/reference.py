@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.layers import Operands, Operator
+from linvit.layers import Operator
+from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.patches import Stem
-from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
 
 EPS = 1e-6
@@ -106,9 +106,11 @@ class ReferenceOperator(Operator):
 
     shared: dict[str, tuple[Tensor, Tables]]
 
-    def forward(self, operands: Operands) -> Tensor:
-        tables = None if operands.rotary is None else self._tables(operands.rotary)
-        return REFERENCES[self.mechanism](operands.query, operands.key, operands.value, tables)
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None = None, **unused: None
+    ) -> Tensor:
+        tables = None if rotary is None else self._tables(rotary)
+        return REFERENCES[self.mechanism](query, key, value, tables)
 
     def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
         return y.mT.reshape(y.shape[0], -1, *grid)

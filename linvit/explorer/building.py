@@ -16,7 +16,7 @@ from linvit.deploy.formats import FORMATS
 from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.explorer.serving import PAGE
 from linvit.files import write_json
-from linvit.layers.operator import AttentionSteps, Operands
+from linvit.layers.operator import AttentionLayer
 
 NETWORKS = {"mavit_nano.cifar10": "MAViT, trained with MALA", "ravlt_nano.cifar10": "RAVLT, trained with RALA"}
 RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
@@ -33,18 +33,18 @@ class WithTokens(nn.Module):
     def __init__(self, network: nn.Module, layers: Sequence[str]) -> None:
         super().__init__()
         self.network = network
-        self._operands: list[Operands] = []
+        self._tokens: list[Tensor] = []
         for layer in layers:
-            operator = cast(AttentionSteps, network.get_submodule(layer)).operator
+            operator = cast(AttentionLayer, network.get_submodule(layer)).operator
             operator.register_forward_pre_hook(self._keep)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        self._operands.clear()
+        self._tokens.clear()
         output = self.network(images)
-        return output, *(torch.stack((layer.query, layer.key, layer.value)) for layer in self._operands)
+        return output, *self._tokens
 
-    def _keep(self, _: nn.Module, given: tuple[Operands]) -> None:
-        self._operands.append(given[0])
+    def _keep(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._tokens.append(torch.stack(inputs[:3]))
 
 
 def on_pixels(network: nn.Module) -> OnPixels:

@@ -13,8 +13,7 @@ from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
 from linvit.fusion.maps import GeluConv, MapProduct, Product
-from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.pointwise import PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 
 LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
 """Layers that every block of this package may have."""

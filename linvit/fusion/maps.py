@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.pointwise import product, runs_on_onednn
+from linvit.layers.convolutions import product, runs_on_onednn
 
 
 def last(x: Tensor) -> Tensor:

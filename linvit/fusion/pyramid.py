@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from linvit.fusion import folds
 from linvit.fusion.maps import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
-from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operands, Operator
-from linvit.layers.attention import value_map
+from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operator
 from linvit.layers.patches import Stem
 from linvit.ops import Rotary
 
@@ -29,8 +28,8 @@ class FusedAttention(Attention2d):
             folds.channels_last(fused.lepe)
         return folds.products(fused, "qkvo", "proj")
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.lepe is None else plus(self.lepe(value_map(operands)), y)
+    def with_local(self, y: Tensor, value: Tensor) -> Tensor:
+        return y if self.lepe is None else plus(self.lepe(value), y)
 
 
 class FusedFeedForward(nn.Module):

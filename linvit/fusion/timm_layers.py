@@ -23,8 +23,8 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from linvit.fusion import folds
-from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 
 
 # The layers that read the input of such a module; none if the module also uses it in another way. Swin's windowed
@@ -39,7 +39,7 @@ def _projections(attention: Any) -> list[nn.Module]:
 
 INPUT_LAYERS: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
     **dict.fromkeys((Attention, AttentionRope, EvaAttention), _projections),
-    **{mechanism.tokens: mechanism.tokens.input_layers for mechanism in MECHANISMS.values()},
+    **{layer: layer.input_layers for layer in TOKEN_LAYERS.values()},
     **dict.fromkeys((Mlp, GluMlp, LocalMlp, MlpWithDepthwiseConv), lambda mlp: [mlp.fc1]),
     SwiGLU: lambda mlp: [mlp.fc1_g, mlp.fc1_x],
 }

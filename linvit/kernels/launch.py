@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
@@ -12,7 +11,7 @@ from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_b
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
-from linvit.kernels.tiles import span
+from linvit.kernels.tiles import interpreted
 
 # Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
@@ -66,11 +65,6 @@ class Grid(NamedTuple):
     tokens: int
     splits: int
     read_splits: int
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
-    return not isinstance(span, triton.JITFunction)
 
 
 def state_size(width: int, value_width: int) -> int:

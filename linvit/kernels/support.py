@@ -113,7 +113,7 @@ def machine_obstacle(
             return f"{heads} needs {needed:,} bytes of shared memory per program, and the GPU has {limit:,}"
         return None
     if device.type == "cpu":
-        from linvit.kernels.launch import interpreted
+        from linvit.kernels.tiles import interpreted
 
         if interpreted():
             return None

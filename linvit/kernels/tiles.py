@@ -25,6 +25,11 @@ def span(cu_seqlens, tokens, HEADS: tl.constexpr):
     return batch, head, begin, length
 
 
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
+    return not isinstance(span, triton.JITFunction)
+
+
 @triton.jit
 def head_of(x, batch, head, begin):
     return x[0] + batch * x[1] + head * x[2] + begin * x[3], x[3], x[4]

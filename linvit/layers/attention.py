@@ -7,9 +7,9 @@ from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
-from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import MapSteps, Operands, known_mechanism
-from linvit.layers.pointwise import PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
+from linvit.layers.mechanisms import mechanism_of
+from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
 from linvit.ranges import known, nearest
 
@@ -47,7 +47,7 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
             raise ValueError(
                 f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
             )
-    linear = known_mechanism(mechanism).axes is not None
+    linear = mechanism_of(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 
 
@@ -58,22 +58,19 @@ def check_turns(head_width: int) -> None:
 
 
 @register_notrace_module
-class Attention2d(MapSteps):
+class Attention2d(AttentionLayer):
     """Attention with a local term and a gate: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     One 1×1 convolution computes q, k, v and, if φ needs it, a further projection. RALA (arXiv 2411.07635) and MALA
     (arXiv 2507.00698) as released: their papers mention neither LePE nor RoPE; we follow their code, which has both.
 
     Args:
-        width, heads, mechanism: as in AttentionSteps.
+        width, heads, mechanism: as in AttentionLayer.
         modulation: φ: "linear", a projection of x, as released; "tanh" of that projection; "identity", x itself;
             "none", no gate.
         lepe: add a 5×5 depthwise convolution of the values (LePE).
         rope: rotate queries and keys by their position.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
-
-    Raises ValueError as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a
-    multiple of 4.
     """
 
     def __init__(
@@ -101,26 +98,28 @@ class Attention2d(MapSteps):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
-        x = self.proj(self.attended(self.operands(x, rotary)))
+        grid = (x.shape[-2], x.shape[-1])
+        projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
+        query, key, value = (tokens_of_map(y, self.heads) for y in projections[:3])
+        y = self.operator(query, key, value, rotary if self.rope else None)
+        y = self.with_local(self.operator.as_map(y, grid), value.mT.flatten(1, 2).unflatten(-1, grid))
+        y = self.gated(y, projections[3] if self.projected else x)
+        x = self.proj(y)
         return x
 
-    def operands(self, x: Tensor, rotary: Rotary) -> Operands:
-        """The operands of the operator: views of one projection."""
-        projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
-        query, key, value = (self.by_head(y) for y in projections[:3])
-        gate = projections[3] if self.projected else x
-        table = rotary if self.rope else None
-        return self.operator.operands(query, key, value, table, gate=gate, grid=tuple(x.shape[-2:]))
+    def with_local(self, y: Tensor, value: Tensor) -> Tensor:
+        """The output of the operator plus LePE; both are maps."""
+        return y if self.lepe is None else y + self.lepe(value)
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.lepe is None else y + self.lepe(value_map(operands))
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """That output times φ of the map `gate`."""
+        return y if self.modulate is None else y * self.modulate(gate)
 
     def input_layers(self) -> list[nn.Module]:
         """Every layer that reads the input; none if the input is also used directly."""
         return [] if self.modulate is not None and not self.projected else [self.qkvo]
 
 
-def value_map(operands: Operands) -> Tensor:
-    """The values (batch, heads, tokens, width) as a map (batch, channels, height, width), a view."""
-    out: Tensor = operands.value.mT.flatten(1, 2).unflatten(-1, operands.grid)
-    return out
+def tokens_of_map(y: Tensor, heads: int) -> Tensor:
+    """A map (batch, heads × width, height, width) as (batch, heads, tokens, width)."""
+    return y.reshape(y.shape[0], heads, y.shape[1] // heads, -1).mT

@@ -1,4 +1,4 @@
-"""The blocks that the stages of RAVLT, MAViT and CARE are made of."""
+"""The blocks that the stages of RAVLT, MAViT and CARE are made of, and their feed-forward."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.checks import Device, Dtype, Expansion, Heads, Rate, Ratio, Scale, TensorOptions, Width
-from linvit.layers.feed_forward import ConvFeedForward
+from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
 from linvit.ranges import Checked
@@ -16,6 +16,30 @@ from linvit.ranges import Checked
 
 def _drop_path(rate: float) -> nn.Module:
     return DropPath(rate) if rate > 0 else nn.Identity()
+
+
+class ConvFeedForward(Checked, nn.Module):
+    """Two 1×1 convolutions with a 3×3 depthwise residual between them: fc2(h + dwconv(h)), h = gelu(fc1(x)).
+
+    Args:
+        width: channels in and out.
+        ratio: hidden channels over width; at least one channel.
+    """
+
+    def __init__(self, width: Width, ratio: Ratio, device: Device = None, dtype: Dtype = None) -> None:
+        super().__init__()
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        hidden = max(int(width * ratio), 1)
+        self.fc1 = PointwiseConv(width, hidden, **dd)
+        self.act = nn.GELU()
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
+        self.fc2 = PointwiseConv(hidden, width, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape."""
+        x = self.act(self.fc1(x))
+        x = self.fc2(x + self.dwconv(x))
+        return x
 
 
 class AttentionBlock(Checked, nn.Module):
@@ -31,8 +55,6 @@ class AttentionBlock(Checked, nn.Module):
         layer_scale: initial value of gamma_1 and gamma_2. They have the released shape (1, width, 1, 1), so timm
             applies weight decay to them.
         drop_path: rate of stochastic depth.
-
-    Raises ValueError as Attention2d.
     """
 
     def __init__(
@@ -102,8 +124,6 @@ class CareBlock(Checked, nn.Module):
             first, the mixed features enter the second unchanged; without the second, memory and features meet only at
             the end of a stage, and the last block is like the others.
         memory: keep the memory; without it all channels are features.
-
-    Raises ValueError as TokenMixer.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d, pad
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
-from linvit.layers.operator import Operands, SequenceSteps, merged
+from linvit.layers.operator import AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import Range, known
 
@@ -87,17 +87,15 @@ class CausalConv(nn.Module):
         return out, history[:, history.shape[1] - self.size + 1 :]
 
 
-class CausalAttention(SequenceSteps):
+class CausalAttention(AttentionLayer):
     """Attention of each token to itself and all before it: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     Args:
-        width, heads, mechanism: as in AttentionSteps.
+        width, heads, mechanism: as in AttentionLayer.
         conv: kernel size in tokens of the short convolution of q, k and v; 0 for none.
         lepe: kernel size in tokens of the convolution of v that is added to the output; 0 for none.
         modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x; "none" for no gate.
         rope: rotate queries and keys by their position; linear mechanisms do so in the numerator only.
-
-    Raises ValueError as AttentionSteps, for an unknown modulation, and for an odd head width with rope.
     """
 
     def __init__(
@@ -141,36 +139,32 @@ class CausalAttention(SequenceSteps):
         cache: the tokens read before; these are added to it. form: "chunked", linear in the tokens, or "matrix",
         with the explicit scores, without a cache only.
         """
-        operands = self.operands(x, rotary, packing, cache)
-        mixed = operands.product() if form == "matrix" else self.operator(operands)
-        x = self.proj(self.gated(self.with_local(self.arranged(mixed, operands), operands), operands))
-        return x
-
-    def operands(
-        self, x: Tensor, rotary: Rotary | None, packing: Packing | None, cache: AttentionCache | None
-    ) -> Operands:
-        """The operands of the operator; arguments as in forward."""
-        projections = self.qkvo(x)
-        qkv = projections[..., : 3 * x.shape[-1]]
+        projections, split = self.qkvo(x), 3 * x.shape[-1]
+        qkv, gate = projections[..., :split], projections[..., split:]
         if packing is not None:
             qkv = packing.apart(qkv)
         if self.conv is not None:
             qkv, inputs = self.conv(qkv, None if cache is None else cache.conv)
             if cache is not None:
                 cache.conv = inputs
-        query, key, value = (self.by_head(t) for t in qkv.chunk(3, dim=-1))
-        context: dict[str, Any] = {"x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
-        return self.operator.operands(query, key, value, rotary if self.rope else None, cache=cache, **context)
-
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        cache = operands.cache
+        query, key, value = (in_heads(y, self.heads) for y in qkv.chunk(3, dim=-1))
+        rotary = rotary if self.rope else None
+        if form == "matrix":
+            scores = self.operator.scores(query, key, value, rotary)
+            y = merged((scores @ value.to(scores.dtype)).to(value.dtype))
+        else:
+            y = merged(self.operator(query, key, value, rotary, cache=cache))
         if self.lepe is not None:
-            value = merged(operands.value[:, :, -operands.query.shape[-2] :])
-            local, inputs = self.lepe(value, None if cache is None else cache.lepe)
+            local, inputs = self.lepe(merged(value), None if cache is None else cache.lepe)
             if cache is not None:
                 cache.lepe = inputs
             y = y + local
-        return y if operands.packing is None else operands.packing.together(y, operands.x)
+        if packing is not None:
+            y = packing.together(y, x)
+        if self.modulate is not None:
+            y = y * self.modulate(gate)
+        x = self.proj(y)
+        return x
 
 
 class CausalOptions(TypedDict, total=False):

@@ -7,7 +7,6 @@ values, and both from the last inputs of the convolution.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,9 +17,9 @@ from torch.nn.functional import conv2d, glu, pad, relu, silu
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
-from linvit.layers.operator import Operands, SequenceSteps
+from linvit.layers.operator import AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import Checked, known
+from linvit.ranges import known
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 SUBSAMPLED = 4  # frames of features per frame of the encoder
@@ -92,17 +91,15 @@ class Subsampling(nn.Module):
         return x
 
 
-class FrameAttention(SequenceSteps):
+class FrameAttention(AttentionLayer):
     """Attention between the frames of an utterance: softmax with relative positions, or a linear mechanism with a gate.
 
     Args:
-        width, heads, mechanism: as in AttentionSteps.
+        width, heads, mechanism: as in AttentionLayer.
         causal: each frame sees only itself and the frames before it; RALA's weights then come from the queries so far.
         modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x that gates the output of a
             linear mechanism. That projection replaces the projection of positions of softmax attention, so that all
             mechanisms have the same number of parameters.
-
-    Raises ValueError as AttentionSteps, and for an unknown modulation.
     """
 
     def __init__(
@@ -129,36 +126,37 @@ class FrameAttention(SequenceSteps):
             self.content_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
             self.position_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
 
-    def forward(self, x: Tensor, *context: Any, **named: Any) -> Tensor:
-        """Frames (batch, frames, width) to the same shape; arguments as in `operands`."""
-        x = self.proj(self.attended(self.operands(x, *context, **named)))
-        return x
-
-    def operands(
+    def forward(
         self,
         x: Tensor,
         positions: Tensor | Rotary | None = None,
         valid: Tensor | None = None,
         cache: AttentionCache | None = None,
-    ) -> Operands:
-        """The operands of the operator, from frames (batch, frames, width).
+    ) -> Tensor:
+        """Frames (batch, frames, width) to the same shape.
 
         positions: for softmax, `relative_positions` from keys - 1 down to 1 - queries; for a linear mechanism its
         rotary table or None. valid: False for padding, (batch, frames). cache: for causal attention, the frames
         read before; these are added to it.
         """
-        query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
-        context: dict[str, Any] = {"key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
+        query, key, value = (in_heads(y, self.heads) for y in self.qkv(x).chunk(3, dim=-1))
+        rotary, bias = None, None
         if self.position is None:
-            table = cast(Rotary | None, positions)
-            return self.operator.operands(query, key, value, table, cache=cache, **context)
-        operands = self.operator.operands(query + self.content_bias[:, None], key, value, cache=cache, **context)
-        place = self.by_head(self.position(positions)[None])
-        distances = (query + self.position_bias[:, None]) @ place.mT
-        return replace(operands, bias=by_distance(distances, operands.key.shape[-2]) * query.shape[-1] ** -0.5)
+            rotary = cast(Rotary | None, positions)
+        else:
+            place = in_heads(self.position(positions)[None], self.heads)
+            distances = (query + self.position_bias[:, None]) @ place.mT
+            keys = distances.shape[-1] + 1 - query.shape[-2]
+            bias = by_distance(distances, keys) * query.shape[-1] ** -0.5
+            query = query + self.content_bias[:, None]
+        y = merged(self.operator(query, key, value, rotary, key_mask=valid, bias=bias, cache=cache))
+        if self.gate is not None and self.modulate is not None:
+            y = y * self.modulate(self.gate(x))
+        x = self.proj(y)
+        return x
 
 
-class ConvModule(Checked, nn.Module):
+class ConvModule(nn.Module):
     """Norm, gated pointwise convolution, depthwise convolution over the frames, norm, SiLU, pointwise convolution.
 
     Args:
@@ -166,8 +164,6 @@ class ConvModule(Checked, nn.Module):
         kernel: kernel size of the depthwise convolution in frames; an even one sees one frame more after than before.
         causal: no frame sees a later one.
         conv_norm: "batch", a batch norm whose statistics ignore padding, or "layer".
-
-    Raises ValueError for an unknown norm.
     """
 
     def __init__(
@@ -214,7 +210,7 @@ class ConvModule(Checked, nn.Module):
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
 
 
-class ConformerBlock(Checked, nn.Module):
+class ConformerBlock(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each with a skip connection; then a norm.
 
     Args:
@@ -267,3 +263,39 @@ class ConformerBlock(Checked, nn.Module):
         x = x + 0.5 * self.ffn2(self.norm3(x))
         x = self.norm4(x)
         return x
+
+
+class Predictor(nn.Module):
+    """A transducer's predictor: an embedding and an LSTM over the tokens so far, which start with the blank, token 0.
+
+    Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711), with the sizes of Conformer.
+    """
+
+    def __init__(self, tokens: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width, device=device, dtype=dtype)
+        self.lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
+
+    def forward(
+        self, tokens: Tensor, before: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """int64 (batch, tokens) to (batch, tokens, width), and the state of the LSTM for the next call."""
+        with torch.autocast("cpu", enabled=False):  # oneDNN has no bfloat16 LSTM for CPUs without AVX-512
+            states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(tokens), before)
+        return states
+
+
+class Joint(nn.Module):
+    """The joint network of a transducer: logits of every token for each frame and each place in the text."""
+
+    def __init__(self, tokens: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+        super().__init__()
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        self.frame = nn.Linear(frame_width, width, **dd)
+        self.place = nn.Linear(width, width, **dd)
+        self.head = nn.Linear(width, tokens, **dd)
+
+    def forward(self, frames: Tensor, places: Tensor) -> Tensor:
+        """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, tokens)."""
+        logits: Tensor = self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
+        return logits

@@ -1,18 +1,15 @@
-"""The table of attention mechanisms; every list of mechanisms elsewhere is taken from it."""
+"""The table of attention mechanisms; every list of mechanisms elsewhere is taken from it.
+
+The layers that `swap_attention` puts into a network are in `linvit.layers.token_mechanisms.TOKEN_LAYERS`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
-from linvit.layers.token_mechanisms import (
-    AgentAttention,
-    FocusedAttention,
-    InLineAttention,
-    MLLAAttention,
-    PolarAttention,
-)
+from linvit.ranges import known
 
+PLACES = ("maps", "sequences", "images")
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
 DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
 PREFIX = {"weighting": "prefix_query_mean"}
@@ -25,8 +22,8 @@ class Mechanism:
     colour: in figures.
     axes: options of `linear_attention` and `attention_scores` other than their defaults; None for softmax attention.
     causal_axes: options that differ in causal attention.
-    tokens: the attention layer that `swap_attention` puts into a network.
-    places: its other uses: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
+    places: its uses besides `swap_attention`: "maps" (pyramids and CARE), "sequences" (decoders and Conformers),
+        "images" (DiTs).
     networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swapped.
     local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
     """
@@ -34,7 +31,6 @@ class Mechanism:
     colour: str
     axes: Mapping[str, Any] | None = field(default_factory=dict)
     causal_axes: Mapping[str, Any] = field(default_factory=dict)
-    tokens: type[TokenAttention] = TokenAttention
     places: tuple[str, ...] = ()
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     local_feed_forward: bool = False
@@ -50,47 +46,39 @@ MECHANISMS: dict[str, Mechanism] = {
     "linear": Mechanism("#0072B2", places=("maps", "sequences", "images"), networks=DEIT_AND_SWIN),
     "linear_relu": Mechanism("#56B4E9", {"feature_map": "relu"}, places=("maps",)),
     "linear_exp": Mechanism("#3F51B5", {"feature_map": "exp"}, places=("maps",)),
-    "hydra": Mechanism(
-        "#E69F00", {"feature_map": "unit_channels", "normalizer": "sum"}, tokens=Hydra, networks=DEIT_AND_SWIN
-    ),
+    "hydra": Mechanism("#E69F00", {"feature_map": "unit_channels", "normalizer": "sum"}, networks=DEIT_AND_SWIN),
     "efficient": Mechanism(
         "#8C564B",
         {"feature_map": ("softmax", "softmax_tokens"), "normalizer": "sum"},
         places=("maps",),
         networks=DEIT_AND_SWIN,
     ),
-    "linear_angular": Mechanism(
-        "#BCBD22", {"feature_map": "unit", "normalizer": "sum"}, tokens=LinearAngular, networks=DEIT_AND_SWIN
-    ),
+    "linear_angular": Mechanism("#BCBD22", {"feature_map": "unit", "normalizer": "sum"}, networks=DEIT_AND_SWIN),
     "enhanced": Mechanism("#17BECF", {"feature_map": "relu"}, networks=DEIT_AND_SWIN, local_feed_forward=True),
-    "focused": Mechanism("#9467BD", {"feature_map": "focused"}, tokens=FocusedAttention, networks=DEIT_AND_SWIN),
+    "focused": Mechanism("#9467BD", {"feature_map": "focused"}, networks=DEIT_AND_SWIN),
     "inline": Mechanism(
         "#B8860B",
         {"feature_map": "identity", "normalizer": "subtract"},
-        tokens=InLineAttention,
         places=("maps",),
         networks={**DEIT_AND_SWIN, "deit_tiny": {"num_heads": 6}, "swin_tiny": {"pattern": "LLLS"}},
     ),
-    "mlla": Mechanism("#7F3C8D", tokens=MLLAAttention, networks=DEIT_AND_SWIN),
+    "mlla": Mechanism("#7F3C8D", networks=DEIT_AND_SWIN),
     "agent": Mechanism(
         "#A5AA99",
         {"feature_map": "identity", "normalizer": "sum"},
-        tokens=AgentAttention,
         networks={**DEIT_AND_SWIN, "swin_tiny": {"pattern": "LLLS"}},
     ),
-    "polaformer": Mechanism("#A50F15", {"feature_map": "relu"}, tokens=PolarAttention, networks=DEIT_AND_SWIN),
+    "polaformer": Mechanism("#A50F15", {"feature_map": "relu"}, networks=DEIT_AND_SWIN),
     "rala": Mechanism(
         "#D55E00",
         {"weighting": "query_mean"},
         PREFIX,
-        GatedAttention,
         places=("maps", "sequences", "images"),
         networks=DEIT_AND_SWIN,
     ),
     "mala": Mechanism(
         "#009E73",
         {"normalizer": "magnitude"},
-        tokens=GatedAttention,
         places=("maps", "sequences", "images"),
         networks=DEIT_AND_SWIN,
     ),
@@ -98,7 +86,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "#CC79A7",
         {"weighting": "query_mean", "normalizer": "magnitude"},
         PREFIX,
-        GatedAttention,
         places=("maps", "sequences"),
         networks=DEIT,
     ),
@@ -112,3 +99,11 @@ LINEAR_AXES: dict[str, Mapping[str, Any]] = {
 def at(place: str) -> dict[str, Mechanism]:
     """The mechanisms that can stand in a place."""
     return {name: mechanism for name, mechanism in MECHANISMS.items() if place in mechanism.places}
+
+
+def mechanism_of(name: str, place: str | None = None) -> Mechanism:
+    """The row of that mechanism.
+
+    Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
+    """
+    return known("mechanism", name, MECHANISMS if place is None else at(place))

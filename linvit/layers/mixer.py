@@ -4,10 +4,10 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
-from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import MapSteps, Operands
-from linvit.layers.pointwise import PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
+from linvit.layers.operator import AttentionLayer
 from linvit.ranges import Checked, known
 
 STRIPS = "strips"
@@ -30,12 +30,10 @@ class Strips(nn.Module):
 
 
 @register_notrace_module
-class ValueAttention(MapSteps):
+class ValueAttention(AttentionLayer):
     """Attention whose value is the input itself; only query and key are projected.
 
     The paper calls the feature map an identity; we follow the released code, which has elu + 1 and a normalizer.
-
-    Raises ValueError for a head width that does not divide width, and as AttentionSteps.
     """
 
     def __init__(
@@ -49,13 +47,10 @@ class ValueAttention(MapSteps):
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attended(self.operands(x))
-
-    def operands(self, x: Tensor) -> Operands:
-        """The operands of the operator, from a map (batch, width, height, width)."""
-        query, key = (self.by_head(y) for y in self.qk(x).chunk(2, dim=1))
-        value = self.by_head(x.to(query.dtype))  # autocast projects in half precision
-        return self.operator.operands(query, key, value, grid=tuple(x.shape[-2:]))
+        """Map (batch, width, height, width) to a map of the same shape."""
+        query, key = (tokens_of_map(y, self.heads) for y in self.qk(x).chunk(2, dim=1))
+        value = tokens_of_map(x.to(query.dtype), self.heads)  # autocast projects in half precision
+        return self.operator.as_map(self.operator(query, key, value), (x.shape[-2], x.shape[-1]))
 
 
 class TokenMixer(Checked, nn.Module):
@@ -69,8 +64,6 @@ class TokenMixer(Checked, nn.Module):
             "attended", all of them, without local convolutions; "stacked", all of them, after the local convolutions,
             the small one first (our reading of the paper's baseline after MLLA).
         local_sizes: kernel sizes of the local convolutions, which share the other channels: (3, 7), (3,) or (7,).
-
-    Raises ValueError for an unknown split or local size, and for a width that cannot be split.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from timm.layers import use_fused_attn
@@ -11,128 +11,16 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
-from linvit.ops import Rotary, State, attention_scores, linear_attention
+from linvit.layers.mechanisms import PLACES, mechanism_of
+from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
-from linvit.ops.shard import Shard
+from linvit.ops.state import Shard
 from linvit.ranges import Checked, OneOf, known
 
-if TYPE_CHECKING:
-    from linvit.layers.mechanisms import Mechanism
-
 LEARNED = "learned"
-PLACES = ("maps", "sequences", "images")
 BIDIRECTIONAL = ("uniform", "query_mean")
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The inputs of one attention operator, and what is computed from them.
-
-    query, key, value: (batch, heads, tokens, width), before feature map and rotation.
-    options: of `linear_attention`; None for softmax attention.
-    rotary: rotation of queries and keys.
-    read_share, value_share: the output is read_share × what a token reads + value_share × its own value.
-    causal: the queries are the last tokens; each sees itself and the tokens before it.
-    key_mask: True where a token counts, (batch, tokens).
-    cu_seqlens: sequences that are packed, as in `linear_attention`; for linear attention only.
-    bias: added to the logits of softmax attention, (batch, heads, queries, tokens).
-    cache: the tokens read before these. Linear attention adds these tokens to it; with softmax they are in it already.
-    x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
-        and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents; or
-        ImagePatches.
-    shard: these tokens are only some of all, see `linvit.ops.shard`.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    options: Mapping[str, Any] | None
-    rotary: Rotary | None = None
-    read_share: float = 1.0
-    value_share: float = 0.0
-    causal: bool = False
-    key_mask: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-    bias: Tensor | None = None
-    cache: AttentionCache | None = None
-    x: Tensor | None = None
-    gate: Tensor | None = None
-    grid: tuple[int, int] = (0, 0)
-    num_prefix: int = 0
-    packing: Any = None
-    shard: Shard | None = None
-
-    def output(self, fused: bool = True) -> Tensor:
-        """(batch, heads, queries, width): scores @ value, without forming the matrix if `fused` or linear."""
-        if self.options is not None:
-            read = self._linear_output("auto" if fused else "torch")
-        elif self.shard is not None:
-            raise ValueError(
-                "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
-                " all stages or blocks, such as `pattern='LLLL'`"
-            )
-        elif fused:
-            whole = self.causal and self.bias is None and self.query.shape[-2] == self.key.shape[-2]
-            bias = None if whole else self._bias()
-            read = scaled_dot_product_attention(*self.rotated(), self.value, attn_mask=bias, is_causal=whole)
-        else:
-            read = self.product()
-        return read if self.value_share == 0 else self.read_share * read + self.value_share * self.value
-
-    def product(self) -> Tensor:
-        """scores @ value, without the shares."""
-        scores = self._scores()
-        return (scores @ self.value.to(scores.dtype)).to(self.value.dtype)
-
-    def scores(self) -> Tensor:
-        """The matrix that multiplies the values, (batch, heads, queries, tokens)."""
-        scores = self._scores()
-        if self.value_share == 0:
-            return scores
-        identity = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
-        return self.read_share * scores + self.value_share * identity
-
-    def rotated(self) -> tuple[Tensor, Tensor]:
-        """Query and key, rotated if there is a rotation."""
-        if self.rotary is None:
-            return self.query, self.key
-        return rotate(self.query, self.rotary), rotate(self.key, self.rotary)
-
-    def _linear_output(self, backend: str) -> Tensor:
-        tokens, options = (self.query, self.key, self.value), self._linear_options()
-        read: Tensor
-        if self.cache is None:
-            read = linear_attention(*tokens, backend=backend, shard=self.shard, **options)
-            return read
-        state = State.empty(self.query, self.value) if self.cache.read is None else self.cache.read
-        assert isinstance(state, State)
-        read, self.cache.read = linear_attention(*tokens, backend=backend, state=state, **options)
-        return read
-
-    def _linear_options(self) -> dict[str, Any]:
-        names = ("rotary", "key_mask", "causal", "cu_seqlens")
-        return {**{name: getattr(self, name) for name in names}, **(self.options or {})}
-
-    def _scores(self) -> Tensor:
-        if self.options is not None:
-            return attention_scores(self.query, self.key, **self._linear_options())
-        query, key = self.rotated()
-        logits: Tensor = query * query.shape[-1] ** -0.5 @ key.mT
-        bias = self._bias()
-        return (logits if bias is None else logits + bias).softmax(-1)
-
-    def _bias(self) -> Tensor | None:
-        """The bias, with -∞ at the keys that softmax attention must not see."""
-        bias, (queries, keys) = self.bias, (self.query.shape[-2], self.key.shape[-2])
-        if self.causal and queries > 1:
-            later = torch.ones(queries, keys, dtype=torch.bool, device=self.key.device).triu(1 + keys - queries)
-            bias = (self.query.new_zeros(queries, keys) if bias is None else bias).masked_fill(later, -torch.inf)
-        if self.key_mask is not None:
-            bias = self.query.new_zeros(1, 1, 1, keys) if bias is None else bias
-            bias = bias.masked_fill(~self.key_mask[:, None, None, :], -torch.inf)
-        return bias
 
 
 class Operator(Checked, nn.Module):
@@ -150,7 +38,10 @@ class Operator(Checked, nn.Module):
 
     Learned axes are vectors, so timm and our recipes apply no weight decay to them.
 
-    Raises ValueError for an unknown mechanism or axis value, and for axis values with softmax.
+    Attributes:
+        shares: the output is shares[0] × what a token reads + shares[1] × its own value.
+        shard: these tokens are only some of all, see `linvit.ops.state.Shard`; set while a network reads only some.
+        fused: use kernels; otherwise plain torch, and softmax attention through its scores.
     """
 
     def __init__(
@@ -168,15 +59,22 @@ class Operator(Checked, nn.Module):
     ) -> None:
         super().__init__()
         given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-        changes = {axis: value for axis, value in given.items() if value is not None}
-        axes = known_mechanism(mechanism, place).axes_of(causal)
+        changes: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
+        axes = mechanism_of(mechanism, place).axes_of(causal)
         if axes is None and changes:
             raise ValueError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
-        _check_axes(changes)
+        # unknown names are refused when the network is created, not when it reads its first image
+        if "feature_map" in changes:
+            query_and_key_map(changes["feature_map"], every_token_counts=True)
+        if changes.get("normalizer", LEARNED) != LEARNED:
+            resolve_normalizer(changes["normalizer"])
+        if "weighting" in changes:
+            known("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
         self.mechanism, self.heads, self.head_width = mechanism, heads, head_width
         self.causal, self.place = causal, place
         self.fused = use_fused_attn()
-        self.shard: Shard | None = None  # set while the network reads only some of the tokens
+        self.shares = (1.0, 0.0)
+        self.shard: Shard | None = None
         self.options = None if axes is None else {**axes, **changes}
         self.mean_query: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
@@ -194,45 +92,130 @@ class Operator(Checked, nn.Module):
             if parameter is not None:
                 nn.init.constant_(parameter, value)
 
-    def operands(
+    def forward(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         rotary: Rotary | None = None,
+        *,
         feature_map: Callable[[Tensor], Tensor] | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        bias: Tensor | None = None,
         cache: AttentionCache | None = None,
-        **others: Any,
-    ) -> Operands:
-        """The operands of tokens (batch, heads, tokens, width).
+    ) -> Tensor:
+        """The output for every query, (batch, heads, queries, width).
 
-        feature_map: used instead of the axis value. cache: the tokens read before these, for causal attention; softmax
-        attention appends these tokens at once. others: further fields of Operands.
+        Args:
+            query, key, value: (batch, heads, tokens, width), before feature map and rotation.
+            rotary: rotation of queries and keys.
+            feature_map: used instead of the axis value.
+            key_mask: True where a token counts, (batch, tokens).
+            cu_seqlens: sequences that are packed, as in `linear_attention`; for linear attention only.
+            bias: added to the logits of softmax attention, (batch, heads, queries, keys).
+            cache: the tokens read before these, for causal attention; these are added to it.
         """
         if self.options is None:
-            if self.mechanism == "softmax_unit_query":
-                query = normalize(query, dim=-1) * query.shape[-1] ** 0.5
-            if cache is not None:
-                query, key = Operands(query, key, value, None, rotary).rotated()
-                rotary, held = None, cache.read or KeyValues()
-                assert isinstance(held, KeyValues)
-                cache.read = held
-                key, value = held.append(key, value)
-            return Operands(
-                query, key, value, None, rotary, causal=self.causal, cache=cache, shard=self.shard, **others
+            read = self._softmax(query, key, value, rotary, key_mask, bias, cache)
+        elif cache is None:
+            read = linear_attention(
+                query,
+                key,
+                value,
+                rotary=rotary,
+                key_mask=key_mask,
+                causal=self.causal,
+                cu_seqlens=cu_seqlens,
+                shard=self.shard,
+                backend="auto" if self.fused else "torch",
+                **self.axes(key, feature_map),
             )
-        options = dict(self.options) if feature_map is None else {**self.options, "feature_map": feature_map}
-        if self.mean_query is not None:
-            options["weighting"] = self._learned_weights(self.mean_query, key, options)
-        if self.beta is not None:
-            options["normalizer"] = self._learned_normalizer
-        return Operands(query, key, value, options, rotary, causal=self.causal, cache=cache, shard=self.shard, **others)
+        else:
+            state, axes = cast(State | None, cache.read), self.axes(key, feature_map)
+            read, cache.read = linear_attention_step(query, key, value, state, rotary=rotary, key_mask=key_mask, **axes)
+        read_share, value_share = self.shares
+        return read if value_share == 0 else read_share * read + value_share * value
 
-    def _learned_weights(self, mean_query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
-        _, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)
-        query = mean_query.unflatten(0, (self.heads, 1, -1))
-        out: Tensor = (key_map(key) * query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
-        return out
+    def scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        rotary: Rotary | None = None,
+        *,
+        feature_map: Callable[[Tensor], Tensor] | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """The matrix that multiplies the values, (batch, heads, queries, keys); arguments as of forward."""
+        if self.options is None:
+            query, key = rotated(self.scaled(query), key, rotary)
+            scores = softmax_scores(query, key, self._bias(query, key, key_mask, bias))
+        else:
+            where: dict[str, Any] = {"rotary": rotary, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            scores = attention_scores(query, key, causal=self.causal, **where, **self.axes(key, feature_map))
+        return shared_out(scores, self.shares)
+
+    def axes(self, key: Tensor, feature_map: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
+        """The options of `linear_attention` for these keys, with the learned ones; feature_map: as in forward."""
+        axes = dict(self.options or {})
+        if feature_map is not None:
+            axes["feature_map"] = feature_map
+        if self.mean_query is not None:
+            _, key_map = query_and_key_map(axes.get("feature_map", "elu1"), every_token_counts=True)
+            mean = self.mean_query.unflatten(0, (self.heads, 1, -1))
+            axes["weighting"] = (key_map(key) * mean * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
+        if self.beta is not None:
+            axes["normalizer"] = self._learned_normalizer
+        return axes
+
+    def scaled(self, query: Tensor) -> Tensor:
+        """The queries of softmax attention; those of unit queries all have the norm √width."""
+        unit = self.mechanism == "softmax_unit_query"
+        return normalize(query, dim=-1) * query.shape[-1] ** 0.5 if unit else query
+
+    def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(batch, heads, tokens, width) as a map (batch, heads × width, height, width), channels last in memory."""
+        return y.transpose(1, 2).reshape(y.shape[0], *grid, -1).permute(0, 3, 1, 2)
+
+    def _softmax(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rotary: Rotary | None,
+        key_mask: Tensor | None,
+        bias: Tensor | None,
+        cache: AttentionCache | None,
+    ) -> Tensor:
+        if self.shard is not None:
+            raise ValueError(
+                "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
+                " all stages or blocks, such as `pattern='LLLL'`"
+            )
+        query, key = rotated(self.scaled(query), key, rotary)
+        if cache is not None:
+            cache.read = cache.read or KeyValues()
+            key, value = cast(KeyValues, cache.read).append(key, value)
+        if not self.fused:
+            scores = softmax_scores(query, key, self._bias(query, key, key_mask, bias))
+            return (scores @ value.to(scores.dtype)).to(value.dtype)
+        whole = self.causal and bias is None and key_mask is None and query.shape[-2] == key.shape[-2]
+        bias = None if whole else self._bias(query, key, key_mask, bias)
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=whole)
+
+    def _bias(self, query: Tensor, key: Tensor, key_mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        """The bias, with -∞ at the keys that softmax attention must not see."""
+        queries, keys = query.shape[-2], key.shape[-2]
+        if self.causal and queries > 1:
+            later = torch.ones(queries, keys, dtype=torch.bool, device=key.device).triu(1 + keys - queries)
+            bias = (query.new_zeros(queries, keys) if bias is None else bias).masked_fill(later, -torch.inf)
+        if key_mask is not None:
+            bias = query.new_zeros(1, 1, 1, keys) if bias is None else bias
+            bias = bias.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+        return bias
 
     def _learned_normalizer(
         self, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
@@ -243,20 +226,12 @@ class Operator(Checked, nn.Module):
         gain = (scale * beta).expand_as(den)
         return gain, gain * num - gamma
 
-    def forward(self, operands: Operands) -> Tensor:
-        """The output for every query, (batch, heads, queries, width)."""
-        return operands.output(self.fused)
 
-    def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(batch, heads, tokens, width) as a map (batch, heads × width, height, width), channels last in memory."""
-        return y.transpose(1, 2).reshape(y.shape[0], *grid, -1).permute(0, 3, 1, 2)
+class AttentionLayer(Checked, nn.Module):
+    """The base of all attention layers: `heads`, and the `operator` of the mechanism.
 
-
-class AttentionSteps(Checked, nn.Module):
-    """Attention as steps, proj(gated(with_local(operator(operands(x))))); subclasses override those that differ.
-
-    The forward pass and the analysis share these steps. `arranged` changes the output of the operator to the layout of
-    the subclass.
+    A subclass projects its input in `forward`, calls the operator and projects its output; between the two may be a
+    local term and a gate, the methods `with_local` and `gated`, whose results the analysis records.
 
     Args:
         width: channels in and out.
@@ -264,9 +239,6 @@ class AttentionSteps(Checked, nn.Module):
         mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
         operator_size: heads and channels per head of the operator, if they differ from those of the layer.
         options: see Operator.
-
-    Raises ValueError for an unknown mechanism, one that cannot be used in that place, and heads that do not divide
-    width.
     """
 
     def __init__(
@@ -282,48 +254,20 @@ class AttentionSteps(Checked, nn.Module):
         self.heads = heads
         self.operator = Operator(mechanism, *(operator_size or (heads, head_width)), **options)
 
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        """The output of the operator, (batch, heads, tokens, width), in the layout of the next steps; the same here."""
-        return mixed
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        """y plus the local term, if there is one."""
-        return y
+@dataclass(frozen=True)
+class Lesson:
+    """One attention of a student and what it has to learn from the softmax attention that it replaces.
 
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        """y times φ of the operands' gate, if the class has `modulate`."""
-        modulate: nn.Module | None = getattr(self, "modulate", None)
-        return y if modulate is None else y * modulate(operands.gate)
+    layer: the path in the student of the module that the block calls. attention: the path of its AttentionLayer, which
+    is the same except in SAM and Hiera. present: what the teacher's attention computes from the arguments of that call.
+    scoring: the teacher's attention as AttentionLayer, if its scores are to be learned.
+    """
 
-    def by_head(self, y: Tensor) -> Tensor:
-        """A tensor in the layout of these steps as (batch, heads, tokens, width)."""
-        return y
-
-    def attended(self, operands: Operands) -> Tensor:
-        """The input of the output projection."""
-        y = self.arranged(self.operator(operands), operands)
-        return self.gated(self.with_local(y, operands), operands)
-
-
-class MapSteps(AttentionSteps):
-    """Steps on maps (batch, heads × width, height, width)."""
-
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return self.operator.as_map(mixed, operands.grid)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
-
-
-class SequenceSteps(AttentionSteps):
-    """Steps on sequences (batch, tokens, heads × width)."""
-
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return merged(mixed)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        y = y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return y
+    layer: str
+    attention: str
+    present: Callable[..., Tensor]
+    scoring: AttentionLayer | None = None
 
 
 def merged(x: Tensor) -> Tensor:
@@ -331,21 +275,26 @@ def merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def known_mechanism(name: str, place: str | None = None) -> "Mechanism":
-    """The row of that mechanism.
-
-    Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
-    """
-    from linvit.layers import mechanisms  # its table names classes that contain operators
-
-    return known("mechanism", name, mechanisms.MECHANISMS if place is None else mechanisms.at(place))
+def in_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, tokens, heads × width) to (batch, heads, tokens, width), the opposite of `merged`."""
+    by_head: Tensor = x.unflatten(-1, (heads, -1))
+    return by_head.transpose(1, 2)
 
 
-def _check_axes(changes: Mapping[str, Any]) -> None:
-    """Refuses unknown names when the network is created, not when it reads its first image."""
-    if "feature_map" in changes:
-        query_and_key_map(changes["feature_map"], every_token_counts=True)
-    if changes.get("normalizer", LEARNED) != LEARNED:
-        resolve_normalizer(changes["normalizer"])
-    if "weighting" in changes:
-        known("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
+def rotated(query: Tensor, key: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
+    """Query and key, rotated if there is a rotation."""
+    return (query, key) if rotary is None else (rotate(query, rotary), rotate(key, rotary))
+
+
+def softmax_scores(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The scores of softmax attention, (batch, heads, queries, keys), of rotated queries and keys."""
+    logits: Tensor = query * query.shape[-1] ** -0.5 @ key.mT
+    return (logits if bias is None else logits + bias).softmax(-1)
+
+
+def shared_out(scores: Tensor, shares: tuple[float, float]) -> Tensor:
+    """The scores with the shares of an operator: shares[0] of them, and shares[1] of each token itself."""
+    read_share, value_share = shares
+    if value_share == 0:
+        return scores
+    return read_share * scores + value_share * torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)

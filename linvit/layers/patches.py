@@ -4,9 +4,8 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width
-from linvit.layers.inputs import check_filled, check_floats
-from linvit.layers.pointwise import runs_on_onednn
+from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width, check_filled, check_floats
+from linvit.layers.convolutions import runs_on_onednn
 from linvit.ranges import Checked
 
 MIN_SIDE = 32
@@ -20,9 +19,6 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
         x: images, at least one.
         in_chans: their channels.
         device: of the network's weights.
-
-    Raises ValueError if `x` is not a floating-point tensor (batch, in_chans, height, width) on that device with both
-    sides of at least 32 px.
     """
     remedy = "convert the images"
     if isinstance(x, Tensor) and x.ndim > 2:

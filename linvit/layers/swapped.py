@@ -9,8 +9,8 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype
-from linvit.layers.patches_of_images import ImagePatches
-from linvit.layers.token_attention import CurrentGrid, TokenAttention, whole
+from linvit.layers.grid import CurrentGrid, ImagePatches, whole
+from linvit.layers.token_attention import TokenAttention
 
 Watching = TypeVar("Watching", bound=nn.Module)
 

@@ -7,52 +7,15 @@ from typing import Annotated, Any, TypedDict, Unpack, cast
 import torch
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from linvit.layers.attention import MODULATIONS, check_turns
 from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
-from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import LEARNED, AttentionSteps, Operands, merged
-from linvit.layers.patches_of_images import ImagePatches
+from linvit.layers.convolutions import DepthwiseConv
+from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
+from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
 from linvit.ranges import IsA, OneOf, known
-
-
-class CurrentGrid:
-    """`size`, the height and width in tokens of the latest images; None before the first.
-
-    `patches` are those of the latest images, if they have different sizes. The last grid of every number of tokens is
-    kept too, because a block that is recomputed in the backward pass may need the grid of earlier images. Two grids of
-    equal area in one backward pass cannot be distinguished.
-    """
-
-    def __init__(self) -> None:
-        self.size: tuple[int, int] | None = None
-        self.patches: ImagePatches | None = None
-        self._of_number: dict[int, tuple[int, int]] = {}
-
-    def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
-        """Store the grid of the latest images, and their patches if they have different sizes."""
-        self.size, self.patches = size, patches
-        # a compiled network is compiled again whenever this dictionary grows
-        if patches is None and not is_symbolic(size) and not torch.compiler.is_compiling():
-            self._of_number[size[0] * size[1]] = size
-
-    def of(self, number: int) -> tuple[int, int] | None:
-        """The last grid with that many tokens; without one, and while torch.export traces any size, the latest grid."""
-        if is_symbolic((number,)) or (self.size is not None and self.size[0] * self.size[1] == number):
-            return self.size
-        return self._of_number.get(number, self.size)
-
-
-def is_symbolic(size: Sequence[int]) -> bool:
-    """Whether numbers stand for any size, as torch.export traces them."""
-    return any(isinstance(number, torch.SymInt) for number in size)
-
-
-def whole(height: int, width: int) -> tuple[int, int]:
-    """The size as Python's numbers, but for one that is symbolic, which int() would bind to that of the example."""
-    return (height, width) if is_symbolic((height, width)) else (int(height), int(width))
 
 
 class TokenOptions(TypedDict, total=False):
@@ -68,14 +31,14 @@ class TokenOptions(TypedDict, total=False):
 
 
 @register_notrace_module
-class TokenAttention(AttentionSteps):
+class TokenAttention(AttentionLayer):
     """proj(operator(qkv(x))), for mechanisms that need nothing around their operator; one opaque step for tracers.
 
     Subclasses change the inputs of the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
     (`with_local`) or a gate (`gated`), and create the layers for these (`add_layers`).
 
     Args:
-        width, heads, mechanism, operator_size: as in AttentionSteps.
+        width, heads, mechanism, operator_size: as in AttentionLayer.
         grid: (height, width) in tokens of the position tables, which are interpolated for other sizes.
         num_prefix: tokens before the grid, such as a class token; local terms and rotations skip them.
         source: the grid of the latest images, used if forward gets none.
@@ -87,11 +50,9 @@ class TokenAttention(AttentionSteps):
             head, a norm of the output of all heads, and a layer whose sigmoid the output is multiplied by.
         half_table: whether a rotation passed to forward repeats its angles after half of the channels, instead of
             giving each to two neighbours.
-
-    Raises ValueError as AttentionSteps.
     """
 
-    read_share, value_share = 1.0, 0.0
+    shares = (1.0, 0.0)  # of what a token reads and of its own value, see Operator
     mixes_sizes = True  # whether a batch may have images of different sizes
     rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
     half_table = False
@@ -114,6 +75,7 @@ class TokenAttention(AttentionSteps):
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, operator_size or self.size_of_operator(width, heads), **axes, **dd)
+        self.operator.shares = self.shares
         self.grid, self.num_prefix, self.source = (grid[0], grid[1]), num_prefix, source
         self.last_grid = CurrentGrid()
         self.first_row = 0  # of the grid, while the network reads only some of the rows
@@ -160,15 +122,32 @@ class TokenAttention(AttentionSteps):
         patches = self.source.patches if self.source is not None and grid is None else None
         if is_causal or (attn_mask is not None and patches is None):
             raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
-        if patches is not None:
-            return self._of_patches(x, patches, rope)
-        size = self.known_grid(x, grid)
-        self.last_grid.note(size)
-        x = self.proj_drop(self.proj(merged(self.attended(self.operands(x, size, rope)))))
-        return x
+        if patches is None:
+            places = Places(self.num_prefix, self.known_grid(x, grid))
+        else:
+            self._check_patches(x, patches)
+            x, places = patches.packed(x), Places(self.num_prefix, patches.grid, patches)
+        self.last_grid.note(places.grid, patches)
+        query, key, value = self.query_key_value(x, places.grid)
+        y = self.operator(
+            query,
+            key,
+            value,
+            self._rotation(x, places, rope),
+            feature_map=self.feature_map(),
+            cu_seqlens=None if patches is None else patches.cu_seqlens,
+        )
+        y = self.gated(self.with_local(y, value, x, places), x)
+        x = self.proj_drop(self.proj(merged(y)))
+        return x if patches is None else patches.padded(x)
 
-    def _of_patches(self, x: Tensor, patches: ImagePatches, rope: Tensor | None) -> Tensor:
-        """The same for images of different sizes, packed: each token sees its own image."""
+    def scores(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The matrix that the operator multiplies the values by, (batch, heads, tokens, tokens), as forward reads x."""
+        query, key, value = self.query_key_value(x, grid)
+        rotary = self._rotation(x, Places(self.num_prefix, grid), None)
+        return self.operator.scores(query, key, value, rotary, feature_map=self.feature_map())
+
+    def _check_patches(self, x: Tensor, patches: ImagePatches) -> None:
         if not self.mixes_sizes or self.operator.options is None:
             raise ValueError(
                 f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
@@ -179,38 +158,24 @@ class TokenAttention(AttentionSteps):
                 f"{type(self).__name__} got {x.shape[0]} × {x.shape[1]} tokens, expected those of the latest patches, "
                 f"{' × '.join(map(str, patches.valid.shape))}: run the backward pass of one batch before the next batch"
             )
-        self.last_grid.note(patches.grid, patches)
-        y = merged(self.attended(self.operands(patches.packed(x), patches.grid, rope, patches)))
-        return patches.padded(self.proj_drop(self.proj(y)))
 
-    def operands(
-        self, x: Tensor, grid: tuple[int, int], rope: Tensor | None = None, patches: ImagePatches | None = None
-    ) -> Operands:
-        """The operands of the operator, from tokens (batch, tokens, channels), or the packed tokens of patches."""
-        query, key, value = self.query_key_value(x, grid)
-        if rope is not None:
-            rotary: Rotary | None = after_prefix(timms_rotary(rope, self.half_table), self.num_prefix)
-        else:
-            rotary = self.rotary(x, grid)
-        if rotary is not None and patches is not None:
-            rotary = patches.of_grid(rotary) if rope is None else patches.of_tokens(rotary)
-        return self.operator.operands(
-            query,
-            key,
-            value,
-            rotary,
-            self.feature_map(),
-            read_share=self.read_share,
-            value_share=self.value_share,
-            x=x,
-            grid=grid,
-            num_prefix=self.num_prefix,
-            packing=patches,
-            cu_seqlens=None if patches is None else patches.cu_seqlens,
-        )
+    def _rotation(self, x: Tensor, places: Places, rope: Tensor | None) -> Rotary | None:
+        """The rotation of all tokens: timm's, which replaces that of the mechanism."""
+        if rope is None:
+            rotary = self.rotary(x, places.grid)
+            return rotary if rotary is None or places.patches is None else places.patches.of_grid(rotary)
+        rotary = after_prefix(timms_rotary(rope, self.half_table), self.num_prefix)
+        return rotary if places.patches is None else places.patches.of_tokens(rotary)
+
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        """The output of the operator plus the local term, (batch, heads, tokens, width); none here.
+
+        value: as the operator reads it. x: the input of the layer. places: of the tokens.
+        """
+        return y
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
-        """The rotation of the tokens of a grid; none here."""
+        """The rotation of the prefix and the tokens of a grid; none here."""
         return None
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
@@ -221,14 +186,14 @@ class TokenAttention(AttentionSteps):
         """Every layer that reads the input; none if the input is also used directly."""
         return [self.qkv, *([] if self.sigmoid_gate is None else [self.sigmoid_gate])]
 
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+    def gated(self, y: Tensor, x: Tensor) -> Tensor:
+        """That output normed and times the gate, if the layer has them. x: the input of the layer."""
         if self.sigmoid_gate is None and isinstance(self.norm, nn.Identity):
             return y
         out: Tensor = self.norm(merged(y))
         if self.sigmoid_gate is not None:
-            out = out * self.sigmoid_gate(operands.x).sigmoid()
-        out = out.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
-        return out
+            out = out * self.sigmoid_gate(x).sigmoid()
+        return in_heads(out, y.shape[1])
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         """Query, key and value, each (batch, heads, tokens, width)."""
@@ -247,33 +212,6 @@ class TokenAttention(AttentionSteps):
                 "dropped or pruned patches have no grid, keep them all"
             )
         return whole(height, width)
-
-
-def convolved(convolution: Callable[[Tensor], Tensor], operands: Operands) -> Tensor:
-    """The values (batch, heads, tokens, width) convolved as one map of all heads' channels; zero for the prefix."""
-    values = merged(operands.value)
-    if operands.packing is not None:
-        tokens = operands.packing.off_maps(convolution(operands.packing.on_maps(values)))
-    else:
-        as_map = values[:, operands.num_prefix :].mT.unflatten(-1, operands.grid)
-        tokens = pad(convolution(as_map).flatten(2).mT, (0, 0, operands.num_prefix, 0))
-    out: Tensor = tokens.unflatten(-1, (operands.value.shape[1], -1)).transpose(1, 2)
-    return out
-
-
-def after_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
-    """The table with num_prefix tokens in front, which are not rotated."""
-    if num_prefix == 0:
-        return rotary
-    cos = pad(rotary.cos, (0, 0, num_prefix, 0), value=1.0)
-    return Rotary(cos, pad(rotary.sin, (0, 0, num_prefix, 0)))
-
-
-def timms_rotary(rope: Tensor, half: bool) -> Rotary:
-    """timm's table, sines and then cosines, both for every channel, as one for pairs of channels."""
-    sin, cos = rope.chunk(2, dim=-1)
-    pairs = slice(rope.shape[-1] // 4) if half else slice(None, None, 2)
-    return Rotary(cos[..., pairs], sin[..., pairs])
 
 
 class Hydra(TokenAttention):
@@ -300,7 +238,7 @@ class LinearAngular(TokenAttention):
     """
 
     mixes_sizes = False
-    read_share, value_share = 1 / pi, 0.5
+    shares = (1 / pi, 0.5)
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.dconv = nn.Conv2d(self.heads, self.heads, (9, 1), padding=(4, 0), groups=self.heads, bias=False, **dd)
@@ -308,8 +246,8 @@ class LinearAngular(TokenAttention):
     def reset_to_operator(self) -> None:
         nn.init.zeros_(self.dconv.weight)
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        y = normalize(y, dim=-1) + self.dconv(operands.value)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        y = normalize(y, dim=-1) + self.dconv(value)
         return y
 
 
@@ -320,9 +258,6 @@ class GatedAttention(TokenAttention):
 
     Args:
         modulation, lepe, rope: as in Attention2d; rope also "learned": all angles times a learned factor, initially 0.
-
-    Raises ValueError as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a
-    multiple of 4.
     """
 
     def __init__(
@@ -377,14 +312,14 @@ class GatedAttention(TokenAttention):
                 nn.init.zeros_(layer.weight)
                 nn.init.constant_(cast(nn.Parameter, layer.bias), bias)
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.lepe is None else y + convolved(self.lepe, operands)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y if self.lepe is None else y + places.convolved(self.lepe, value)
 
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+    def gated(self, y: Tensor, x: Tensor) -> Tensor:
         if self.modulate is not None:
-            gate: Tensor = self.modulate(operands.x if self.modulation is None else self.modulation(operands.x))
-            y = y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
-        return super().gated(y, operands)
+            gate: Tensor = self.modulate(x if self.modulation is None else self.modulation(x))
+            y = y * in_heads(gate, y.shape[1])
+        return super().gated(y, x)
 
     def input_layers(self) -> list[nn.Module]:
         if self.modulation is not None:

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
-from linvit.layers.operator import Operands, merged
-from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, after_prefix, convolved
+from linvit.layers.grid import Places, after_prefix
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.operator import merged
+from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention, TokenOptions
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -54,9 +56,9 @@ class FocusedAttention(TokenAttention):
             return None
         return partial(focused, temperature=softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2))
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        value = operands.value[:, :, self.num_prefix :]
-        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, operands.grid)).flatten(2).mT
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        value = value[:, :, self.num_prefix :]
+        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, places.grid)).flatten(2).mT
         local = local.unflatten(0, value.shape[:2])
         return y + pad(local, (0, 0, self.num_prefix, 0))
 
@@ -83,16 +85,15 @@ class InLineAttention(TokenAttention):
     def input_layers(self) -> list[nn.Module]:
         return [*super().input_layers(), self.residual[0]]
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        assert operands.x is not None
-        batch, _, channels = operands.x.shape
-        weight = self.residual(operands.x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        batch, _, channels = x.shape
+        weight = self.residual(x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
 
         def convolution(values: Tensor) -> Tensor:
-            every_image = values.reshape(1, batch * channels, *operands.grid)
+            every_image = values.reshape(1, batch * channels, *places.grid)
             return conv2d(every_image, weight, padding=1, groups=batch * channels).reshape_as(values)
 
-        return y + convolved(convolution, operands)
+        return y + places.convolved(convolution, value)
 
 
 class MLLAAttention(TokenAttention):
@@ -117,8 +118,8 @@ class MLLAAttention(TokenAttention):
         cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
         return Rotary(cos, sin)
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y + convolved(self.lepe, operands)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y + places.convolved(self.lepe, value)
 
 
 class AgentAttention(TokenAttention):
@@ -193,8 +194,8 @@ class AgentAttention(TokenAttention):
         sees_agents = (scale * query @ pooled.mT + self._token_bias(grid)).softmax(-1)
         return sees_agents, seen_by_agents.mT, value
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y + convolved(self.dwc, operands)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y + places.convolved(self.dwc, value)
 
     def _agent_bias(self, grid: tuple[int, int]) -> Tensor:
         """(1, heads, agents, tokens)."""
@@ -223,8 +224,6 @@ class PolarAttention(GatedAttention):
 
     Args:
         modulation, lepe: as in GatedAttention.
-
-    Raises ValueError as GatedAttention, and for an odd head width, which cannot be halved.
     """
 
     rotates = False
@@ -288,3 +287,17 @@ def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
     last = table.movedim(dim, -1)
     stretched = interpolate(last.reshape(1, -1, last.shape[-1]), length, mode="linear")
     return stretched.reshape(*last.shape[:-1], length).movedim(-1, dim)
+
+
+TOKEN_LAYERS: dict[str, type[TokenAttention]] = {
+    **dict.fromkeys(MECHANISMS, TokenAttention),
+    "hydra": Hydra,
+    "linear_angular": LinearAngular,
+    "focused": FocusedAttention,
+    "inline": InLineAttention,
+    "mlla": MLLAAttention,
+    "agent": AgentAttention,
+    "polaformer": PolarAttention,
+    **dict.fromkeys(("rala", "mala", "rala_mala"), GatedAttention),
+}
+"""The attention layer that `swap_attention` puts into a network for each mechanism."""

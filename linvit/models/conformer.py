@@ -31,11 +31,20 @@ from linvit.layers.checks import (
     Rate,
     TensorOptions,
     Width,
+    check_filled,
+    check_floats,
+    check_whole_numbers,
     multiple_of_heads,
 )
-from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
-from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
-from linvit.layers.transducer import Joint, Predictor
+from linvit.layers.conformer import (
+    SUBSAMPLED,
+    ConformerBlock,
+    Joint,
+    Predictor,
+    Subsampling,
+    relative_positions,
+    subsampled,
+)
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Checked, known
 

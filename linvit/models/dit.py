@@ -37,12 +37,14 @@ from linvit.layers.checks import (
     Scale,
     TensorOptions,
     Width,
+    check_filled,
+    check_floats,
+    check_whole_numbers,
     multiple_of_heads,
 )
-from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
+from linvit.layers.grid import Places
 from linvit.layers.mechanisms import at
-from linvit.layers.operator import Operands
-from linvit.layers.token_attention import TokenAttention, convolved
+from linvit.layers.token_attention import TokenAttention
 from linvit.ranges import Checked, Range, known
 
 FREQUENCIES = 256  # sine and cosine features of the time
@@ -75,8 +77,8 @@ class DiTAttention(TokenAttention):
         convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
         self.local = convolution if local else None
 
-    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.local is None else y + convolved(self.local, operands)
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y if self.local is None else y + places.convolved(self.local, value)
 
 
 class DiTBlock(nn.Module):

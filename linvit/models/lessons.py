@@ -6,8 +6,7 @@ from typing import cast
 
 from torch import nn
 
-from linvit.layers.lesson import Lesson
-from linvit.layers.operator import AttentionSteps
+from linvit.layers.operator import AttentionLayer, Lesson
 from linvit.models.linearizing import softmax_layers
 from linvit.models.slots import Slot, slots_of
 from linvit.models.swap import attention_for
@@ -26,7 +25,7 @@ def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> lis
     if not given:
         raise ValueError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
     for lesson in given if scores else ():
-        learning, taught = (cast(AttentionSteps, student.get_submodule(lesson.steps)), lesson.scoring)
+        learning, taught = (cast(AttentionLayer, student.get_submodule(lesson.attention)), lesson.scoring)
         if taught is None:
             raise ValueError(
                 f"the attention {lesson.layer} of the teacher does not see all tokens, so its scores cannot be matched:"
@@ -46,11 +45,11 @@ def _of_slots(student: nn.Module, teacher: nn.Module, slots: Sequence[Slot], sco
     for slot in slots:
         layer = f"{names[id(slot.block)]}.attn"
         inside = student.get_submodule(layer)
-        steps = next((name for name, module in inside.named_modules() if isinstance(module, AttentionSteps)), None)
-        if steps is not None:
+        attention = next((name for name, module in inside.named_modules() if isinstance(module, AttentionLayer)), None)
+        if attention is not None:
             present = slot.present or cast(nn.Module, slot.block.attn)
             scoring = attention_for(slot, "softmax", {"mechanism": "softmax"}) if scores and slot.whole else None
-            given.append(Lesson(layer, f"{layer}.{steps}".rstrip("."), present, scoring))
+            given.append(Lesson(layer, f"{layer}.{attention}".rstrip("."), present, scoring))
     return given
 
 
@@ -58,8 +57,8 @@ def _of_operators(student: nn.Module, teacher: nn.Module) -> list[Lesson]:
     """Of our own networks, in which only the operator of an attention was replaced."""
     given = []
     for path, present, _ in softmax_layers(teacher):
-        steps = student.get_submodule(path)
-        if isinstance(steps, AttentionSteps) and steps.operator.options is not None:
+        attention = student.get_submodule(path)
+        if isinstance(attention, AttentionLayer) and attention.operator.options is not None:
             given.append(Lesson(path, path, present, present))
     return given
 
@@ -69,7 +68,7 @@ def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> No
 
     Nothing but that attention can then be trained.
     """
-    learning = {id(p) for lesson in given for p in student.get_submodule(lesson.steps).parameters()}
+    learning = {id(p) for lesson in given for p in student.get_submodule(lesson.attention).parameters()}
     theirs = dict(chain(teacher.named_parameters(), teacher.named_buffers()))
     for name, module in student.named_modules():
         for held in (module._parameters, module._buffers):

@@ -12,9 +12,10 @@ from linvit.arguments import check_network
 from linvit.layers.attention import AXES
 from linvit.layers.conformer import FrameAttention
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import LEARNED, AttentionSteps, Operator
+from linvit.layers.operator import LEARNED, AttentionLayer, Operator
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import TokenAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.backbone import Backbone
 from linvit.models.slots import slots_of
 from linvit.models.swap import ARGUMENTS, each_letter, rebuilt_from, record, swap_attention
@@ -84,7 +85,7 @@ def linearize(
     if slots is None:
         _replace_operators(student, mechanism, pattern, attention or {})
     else:
-        layer: type = MECHANISMS[mechanism].tokens
+        layer: type = TOKEN_LAYERS[mechanism]
         free = all(slot.ordered and not slot.rotated for slot in slots.slots)
         rotation = {"rope": LEARNED} if free and "rope" in declared(layer) else {}
         swap_attention(student, mechanism, pattern, {**rotation, **(attention or {})})
@@ -119,7 +120,7 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
     letters = each_letter(pattern, count, exact=isinstance(model, Backbone))
     chosen = [layer for layer in layers if letters[layer.letter] == "L"]
     for layer in chosen:
-        layer.steps.operator = _operator(layer.steps.operator, mechanism, attention)
+        layer.attention.operator = _operator(layer.attention.operator, mechanism, attention)
     if isinstance(model, Backbone):
         changed = {layer.letter for layer in chosen}
         model.pattern = "".join("L" if i in changed else letter for i, letter in enumerate(model.pattern))
@@ -129,7 +130,7 @@ class SoftmaxLayer(NamedTuple):
     """A layer of ours with softmax attention: its path, and which letter of a pattern decides about it."""
 
     path: str
-    steps: AttentionSteps
+    attention: AttentionLayer
     letter: int
 
 
@@ -140,7 +141,7 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
     """
     layers: list[SoftmaxLayer] = []
     for path, module in model.named_modules():
-        if isinstance(module, AttentionSteps) and module.operator.options is None:
+        if isinstance(module, AttentionLayer) and module.operator.options is None:
             if isinstance(module, FrameAttention):
                 raise ValueError(
                     "the softmax attention of a Conformer has a projection of positions, which linear attention has"
@@ -153,4 +154,5 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
 
 def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operator:
     new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **axes)
+    new.shares = old.shares
     return new.train(old.training)

@@ -25,7 +25,7 @@ from linvit.layers.checks import (
     Width,
     multiple_of_heads,
 )
-from linvit.layers.pointwise import PointwiseConv
+from linvit.layers.convolutions import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create

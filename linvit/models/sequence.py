@@ -25,8 +25,18 @@ from torch.nn.functional import linear
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
-from linvit.layers.checks import Depth, Device, Dtype, Heads, Outputs, TensorOptions, Width, multiple_of_heads
-from linvit.layers.inputs import check_filled, check_whole_numbers
+from linvit.layers.checks import (
+    Depth,
+    Device,
+    Dtype,
+    Heads,
+    Outputs,
+    TensorOptions,
+    Width,
+    check_filled,
+    check_whole_numbers,
+    multiple_of_heads,
+)
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Amount, Checked, Range, check, known
 

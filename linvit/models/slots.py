@@ -20,8 +20,9 @@ from timm.models.vision_transformer_sam import Block as SamBlock
 from timm.models.vision_transformer_sam import VisionTransformerSAM, window_partition, window_unpartition
 from torch import Tensor, nn
 
+from linvit.layers.grid import CurrentGrid
 from linvit.layers.swapped import GlobalSwinBlock, GridNaFlexEmbeds, GridPatchEmbed, MapAttention, UnrolledAttention
-from linvit.layers.token_attention import CurrentGrid, TokenAttention
+from linvit.layers.token_attention import TokenAttention
 
 AGENTS = ((3, 3), (4, 4), (7, 7), (7, 7))
 """Grids of agents of the four stages of a pyramid, as released; a ViT uses the last."""

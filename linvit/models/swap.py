@@ -11,7 +11,7 @@ from linvit.arguments import kind
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
-from linvit.layers.token_mechanisms import AgentAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
 from linvit.ranges import check, declared, known, nearest
 
@@ -56,7 +56,7 @@ def swap_attention(
     that the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
-    layer: type = known("mechanism", mechanism, MECHANISMS).tokens
+    layer: type = known("mechanism", mechanism, TOKEN_LAYERS)
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     for key in attention or {}:
         if key not in takes:
@@ -119,7 +119,7 @@ def attention_for(slot: Slot, mechanism: str, options: dict[str, Any]) -> TokenA
     width = qkv.in_features
     if (qkv.out_features, slot.proj.in_features, slot.proj.out_features) != (3 * width, width, width):
         raise ValueError(f"the heads of the attention are not {width} channels wide in total: it cannot be swapped")
-    layer = MECHANISMS[mechanism].tokens
+    layer = TOKEN_LAYERS[mechanism]
     if issubclass(layer, AgentAttention):
         options = {"agents": slot.agents, **options}
     new = layer(

@@ -1,6 +1,7 @@
 """Linear attention as pure functions of tensors; needs torch alone."""
 
 from linvit.ops.linear_attention import linear_attention as linear_attention
+from linvit.ops.linear_attention import linear_attention_step as linear_attention_step
 from linvit.ops.linear_attention import mala as mala
 from linvit.ops.linear_attention import rala as rala
 from linvit.ops.position import Rotary as Rotary

@@ -13,12 +13,27 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import is_traced
-from linvit.ops.feature_map import FeatureMap, sees_one_token
-from linvit.ops.normalizer import Normalizer
+from linvit.ops.feature_map import FeatureMap, query_and_key_map, sees_one_token
+from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.shard import Shard, count, joined_means, whole_mean, whole_state
-from linvit.ops.state import State, joined, read, summarize
-from linvit.ops.weighting import Weights, query_mean, weights_by_mean
+from linvit.ops.state import (
+    Shard,
+    State,
+    Weights,
+    accumulator_dtype,
+    count,
+    joined,
+    joined_means,
+    query_mean,
+    read,
+    shown_queries,
+    summarize,
+    visible_in,
+    visible_tokens,
+    weights_by_mean,
+    whole_mean,
+    whole_state,
+)
 
 Mapped = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 BLOCK = 1 << 17  # numbers in one tensor of a block, 512 KB in float32; inputs below two blocks are not split
@@ -46,14 +61,40 @@ class Tokens(NamedTuple):
     rotary: Rotary | None
 
 
+def rule_of(
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap],
+    weighting: str | Tensor,
+    normalizer: str | Normalizer,
+    eps: float,
+    dtype: torch.dtype,
+    shard: Shard | None = None,
+    every_token_counts: bool = False,
+) -> Rule:
+    """The rule of these axes for tokens of that dtype; every_token_counts: in every query, but for a shard.
+
+    Raises TypeError or ValueError for an unknown name, and for a map across tokens unless every token counts.
+    """
+    maps = query_and_key_map(feature_map, every_token_counts=every_token_counts and shard is None)
+    return Rule(*maps, weighting, resolve_normalizer(normalizer), eps, accumulator_dtype(dtype), shard)
+
+
+def tokens_of(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, rotary: Rotary | None, rule: Rule
+) -> Tokens:
+    """The tokens of a call, with queries of zeros where a mask hides them from their mean."""
+    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    query = shown_queries(rule.weighting, query, visible)
+    return Tokens(query, key, value, visible_in(rule.shard, key, visible), rotary)
+
+
 def bidirectional(tokens: Tokens, rule: Rule) -> Tensor:
     """The output of attention, (batch, heads, queries, value width), in the query's dtype."""
     query, key, value = tokens[:3]
-    if not _may_be_cut(tokens, rule):
+    if query.device.type != "cpu" or is_traced():
         return _at_once(tokens, rule)
     batch, heads, queries, width = query.shape
     length, size = max(queries, key.shape[-2]), max(BLOCK // (heads * max(width, value.shape[-1])), 1)
-    if batch * length <= 2 * size:
+    if batch * length <= 2 * size or not _may_be_cut(tokens, rule):
         return _at_once(tokens, rule)
     out = None
     for images in _slices(batch, max(size // length, 1)):
@@ -103,20 +144,16 @@ def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tens
         yield slice(None), _at_once(tokens, rule)
         return
     mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
-    summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
-    state = whole_state(rule.shard, reduce(joined, summaries))
+
+    def summary(block: slice) -> State:
+        some, weighting = _some_keys(tokens, rule, block)
+        k, rk, v = _keys(some, rule)
+        return summarize(k, rk, v, weights_by_mean(weighting, mean, k, some.visible))
+
+    state = whole_state(rule.shard, reduce(joined, map(summary, _slices(length, size))))
     for block in _slices(queries, size):
-        yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
-
-
-def _summary(tokens: Tokens, rule: Rule, mean: Tensor | None) -> State:
-    k, rk, v = _keys(tokens, rule)
-    return summarize(k, rk, v, weights_by_mean(rule.weighting, mean, k, tokens.visible))
-
-
-def _read(state: State, query: Tensor, rotary: Rotary | None, rule: Rule) -> Tensor:
-    q, rq = _mapped(query, rule.query_map, rotary, rule.dtype)
-    return read(state, q, rq, rule.normalizer, rule.eps)
+        q, rq = _mapped(tokens.query[:, :, block], rule.query_map, _rows(tokens.rotary, block), rule.dtype)
+        yield block, read(state, q, rq, rule.normalizer, rule.eps)
 
 
 def _query_mean(tokens: Tokens, rule: Rule, size: int) -> Tensor:
@@ -155,9 +192,7 @@ def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
     """Whether the call can be computed block by block, with the same output."""
     inputs = tokens[:3] if isinstance(rule.weighting, str) else (*tokens[:3], rule.weighting)
     return (
-        tokens.query.device.type == "cpu"
-        and not is_traced()
-        and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
+        not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
         and sees_one_token(rule.query_map)
         and sees_one_token(rule.key_map)
         and (tokens.rotary is None or tokens.rotary.cos.dim() == 2)
@@ -178,12 +213,12 @@ def _some_images(tokens: Tokens, rule: Rule, images: slice) -> tuple[Tokens, Rul
     return of_images, rule
 
 
-def _some_keys(tokens: Tokens, rule: Rule, block: slice) -> tuple[Tokens, Rule]:
+def _some_keys(tokens: Tokens, rule: Rule, block: slice) -> tuple[Tokens, str | Tensor]:
+    """The keys of a block, and their weighting."""
     visible = None if tokens.visible is None else tokens.visible[:, :, block]
     key, value = tokens.key[:, :, block], tokens.value[:, :, block]
-    if isinstance(rule.weighting, Tensor):
-        rule = rule._replace(weighting=rule.weighting[..., block])
-    return Tokens(tokens.query, key, value, visible, _rows(tokens.rotary, block)), rule
+    weighting = rule.weighting[..., block] if isinstance(rule.weighting, Tensor) else rule.weighting
+    return Tokens(tokens.query, key, value, visible, _rows(tokens.rotary, block)), weighting
 
 
 def _rows(rotary: Rotary | None, block: slice) -> Rotary | None:

@@ -17,16 +17,13 @@ import torch
 from torch import Tensor
 
 from linvit.ops.backend import kernel_for
-from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped, one_by_one
-from linvit.ops.causal import chunked, prefix_weights
-from linvit.ops.checks import check_call
-from linvit.ops.chunks import at_hand, chunks_of
-from linvit.ops.feature_map import FeatureMap, query_and_key_map
-from linvit.ops.normalizer import Normalizer, resolve_normalizer
+from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
+from linvit.ops.causal import at_hand, causal_attention, chunks_of
+from linvit.ops.checks import check_call, check_shard, check_state
+from linvit.ops.feature_map import FeatureMap
+from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.shard import Shard, check_shard, count, visible_in
-from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
-from linvit.ops.weighting import query_mean, shown_queries, visible_tokens
+from linvit.ops.state import Shard, State
 
 
 def linear_attention(
@@ -42,11 +39,10 @@ def linear_attention(
     causal: bool | str = False,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
-    state: State | None = None,
     shard: Shard | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
-) -> Any:
+) -> Tensor:
     """Attention in time and memory linear in the number of tokens.
 
     Args:
@@ -74,10 +70,7 @@ def linear_attention(
             int32 or int64, (sequences + 1,), not decreasing from 0 to the number of tokens, which is checked on a CPU
             only, because it would wait for a GPU. A sequence may be empty. Rotary tables, masks and weights are packed
             like the tensors.
-        state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
-            Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens,
-            and so does a block: read whole blocks, and the unfinished one again from the state before it.
-        shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.shard`. The output
+        shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.state`. The output
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
@@ -85,9 +78,8 @@ def linear_attention(
             in reverse mode only.
 
     Returns:
-        (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
-        query that sees no token reads zeros. Intermediate results are float32 (float64 for float64 inputs), under
-        autocast too.
+        (batch, heads, queries, value width) in the inputs' dtype. A query that sees no token reads zeros. Intermediate
+        results are float32 (float64 for float64 inputs), under autocast too.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -98,45 +90,64 @@ def linear_attention(
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
-    check_call(
-        query, key, value, weighting=weighting, key_mask=key_mask, state=state, block_size=block_size, eps=eps, **form
-    )
-    check_shard(shard, weighting, state, cu_seqlens, block_size)
+    check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
+    check_shard(shard, weighting, cu_seqlens, block_size)
     whole = not causal and cu_seqlens is None
-    every = whole and key_mask is None and shard is None
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=every)
-    normalize = resolve_normalizer(normalizer)
-    visible = None if key_mask is None else visible_tokens(key_mask, key)
-    query = shown_queries(weighting, query, visible)
-    visible = visible_in(shard, key, visible)
+    rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, shard, whole and key_mask is None)
+    tokens = tokens_of(query, key, value, key_mask, rotary, rule)
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-    kernel = kernel_for(backend, query, key, value, state=state, shard=shard, **form, **axes)
+    kernel = kernel_for(backend, tokens.query, key, value, shard=shard, **form, **axes)
     if kernel is not None:
-        return kernel(query, key, value, key_mask=visible, eps=eps, **form, **axes)
-    tokens = Tokens(query, key, value, visible, rotary)
-    rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype), shard)
+        return kernel(tokens.query, key, value, key_mask=tokens.visible, eps=eps, **form, **axes)
     with _without_autocast(query.device.type):
         if whole:
             return bidirectional(tokens, rule)
         if cu_seqlens is not None and not causal and at_hand(cu_seqlens):
             return one_by_one(tokens, rule, cu_seqlens)
-        q, rq, k, rk, v = mapped(tokens, rule)
-        before = State.empty(q, v) if state is None else state
         block = block_size if causal == "block" else 1 if causal else None
-        chunks = chunks_of(query.shape[-2], block, cu_seqlens, query.device)
-        if shard is not None and weighting == "prefix_query_mean":
-            mean, number = shard.mean(query_mean(q, visible), count(q, visible), before=True)
-            before = before._replace(query=mean, num_queries=number)
-        prefix = prefix_weights(weighting, q, k, visible, before, chunks)
-        if shard is not None:
-            before = shard.state(summarize(k, rk, v, prefix.weights), before=True)
-        if state is not None and query.shape[-2] == 1:
-            after = joined(before, summarize(k, rk, v, prefix.weights))
-            out = read(after, q, rq, normalize, eps)
-        else:
-            out, after = chunked(q, rq, k, rk, v, prefix.weights, normalize, eps, before, chunks)
-        out = out.to(query.dtype)
-        return out if state is None else (out, after._replace(query=prefix.query, num_queries=prefix.num_queries))
+        return causal_attention(tokens, rule, chunks_of(query.shape[2], block, cu_seqlens, query.device))[0]
+
+
+def linear_attention_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: State | None = None,
+    *,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
+    weighting: str | Tensor = "uniform",
+    normalizer: str | Normalizer = "divide",
+    rotary: Rotary | None = None,
+    key_mask: Tensor | None = None,
+    block_size: int | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, State]:
+    """Causal attention of the next tokens of sequences whose state is kept, in plain torch.
+
+    Reading one token at a time needs constant time and memory for each.
+
+    Args:
+        query, key, value, feature_map, weighting, normalizer, key_mask, eps: as in `linear_attention`.
+        state: of the tokens already read; None at the beginning.
+        rotary: table that starts at these tokens.
+        block_size: tokens in a block, as with causal="block"; None if each token sees itself and those before it. A
+            block starts at these tokens too: read whole blocks, and the unfinished one again from the state before it.
+
+    Returns:
+        The output, (batch, heads, tokens, value width) in the inputs' dtype, and the state after these tokens.
+
+    Raises:
+        TypeError, ValueError: as `linear_attention`, and for a state of other heads, widths, dtype or device.
+    """
+    causal = True if block_size is None else "block"
+    form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size}
+    check_call(query, key, value, weighting=weighting, key_mask=key_mask, eps=eps, **form)
+    check_state(state, query, value)
+    rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype)
+    tokens = tokens_of(query, key, value, key_mask, rotary, rule)
+    with _without_autocast(query.device.type):
+        before = State.empty(query, value) if state is None else state
+        return causal_attention(tokens, rule, chunks_of(query.shape[2], block_size or 1, None, query.device), before)
 
 
 def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -144,8 +155,7 @@ def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
     Source: RALA (CVPR 2025), Eq. 4 to 6, as released; the modulation φ(x) belongs to the layer.
     """
-    out: Tensor = linear_attention(query, key, value, weighting="query_mean", **options)
-    return out
+    return linear_attention(query, key, value, weighting="query_mean", **options)
 
 
 def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -153,8 +163,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
     Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
     """
-    out: Tensor = linear_attention(query, key, value, normalizer="magnitude", **options)
-    return out
+    return linear_attention(query, key, value, normalizer="magnitude", **options)
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

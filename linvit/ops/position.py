@@ -6,7 +6,7 @@ is wrong after a few hundred tokens. The tables follow the released RAVLT and MA
 second with the column.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +14,9 @@ from torch import Tensor
 from linvit.arguments import is_traced, kind
 from linvit.ranges import Range, check
 
-LONGEST = 2**31 - 1
-Length = Annotated[int, Range(1, LONGEST)]
-SIZES = {
-    "tokens": Length,
-    "size": tuple[Length, Length],
-    "width": Length,
-    "start": Annotated[int, Range(0, LONGEST)],
-    "first_row": Annotated[int, Range(0, LONGEST)],
-    "endpoint": bool,
-}
+Length = Annotated[int, Range(1, 2**31 - 1)]
+First = Annotated[int, Range(0, 2**31 - 1)]
+SIZES = {"tokens": Length, "size": tuple[Length, Length], "width": Length, "start": First, "first_row": First}
 
 
 class Rotary(NamedTuple):
@@ -56,16 +49,11 @@ def rotary_1d(
         ValueError: if a number is not a whole number in its range, `start` has another shape, width is odd, or the
             device is unknown.
     """
-    _check_place(dtype, device)
-    if isinstance(start, Tensor):
-        _check_sizes(tokens=tokens, width=width)
-        if start.ndim != 1:
-            raise ValueError(f"`start` is a tensor {tuple(start.shape)}, expected a whole number or a tensor (batch,)")
-    elif not _are_lengths(tokens, width, start):
-        _check_sizes(tokens=tokens, width=width, start=start)
-    if width % 2:
-        raise ValueError(f"`width` is {width}, expected a multiple of 2")
-    return _table(_angles(tokens, width // 2, start, dtype, device))
+    _check(dtype, device, 2, tokens=tokens, width=width, start=0 if isinstance(start, Tensor) else start)
+    if isinstance(start, Tensor) and start.ndim != 1:
+        raise ValueError(f"`start` is a tensor {tuple(start.shape)}, expected a whole number or a tensor (batch,)")
+    angles = _angles(tokens, width // 2, start, dtype, device)
+    return Rotary(angles.cos(), angles.sin())
 
 
 def rotary_2d(
@@ -93,31 +81,21 @@ def rotary_2d(
         ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or the device is
             unknown.
     """
-    _check_place(dtype, device)
-    plain = type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and first_row == 0
-    if not (plain and isinstance(endpoint, bool)):
-        _check_sizes(size=size, width=width, first_row=first_row, endpoint=endpoint)
-    if width % 4:
-        raise ValueError(f"`width` is {width}, expected a multiple of 4")
+    _check(dtype, device, 4, size=size, width=width, first_row=first_row)
     starts = (first_row, 0)
     rows, cols = (_angles(n, width // 4, start, dtype, device, endpoint) for n, start in zip(size, starts, strict=True))
     if factor is not None:
         rows, cols = rows * factor, cols * factor
-    tables = zip(_table(rows), _table(cols), strict=True)
-    return Rotary(*(_grid(by_row, by_column) for by_row, by_column in tables))
+    grid = (*size, -1)
+
+    def by_position(by_row: Tensor, by_column: Tensor) -> Tensor:
+        return torch.cat((by_row[:, None].expand(grid), by_column[None].expand(grid)), dim=-1).flatten(0, 1)
+
+    return Rotary(by_position(rows.cos(), cols.cos()), by_position(rows.sin(), cols.sin()))
 
 
-def _are_lengths(*sizes: object) -> bool:
-    """Whether these are plain positive integers, as in most calls: faster than reading annotations."""
-    return all(type(size) is int and 0 < size <= LONGEST for size in sizes)
-
-
-def _check_sizes(**sizes: object) -> None:
-    if not is_traced():
-        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
-
-
-def _check_place(dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+def _check(dtype: object, device: Any, multiple: int, **sizes: Any) -> None:
+    """Checks the arguments of a table, whose width is a multiple of 2 or 4; sizes that a compiler traces are free."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"`dtype` is {kind(dtype)}, expected a torch.dtype or None")
     if device is not None and not isinstance(device, torch.device):
@@ -125,6 +103,10 @@ def _check_place(dtype: torch.dtype | None, device: torch.device | str | None) -
             torch.device(device)
         except (RuntimeError, TypeError):
             raise ValueError(f"`device` is {device!r}, expected a device of torch, such as 'cpu' or 'cuda'") from None
+    if not is_traced():
+        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
+    if sizes["width"] % multiple:
+        raise ValueError(f"`width` is {sizes['width']}, expected a multiple of {multiple}")
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
@@ -162,12 +144,3 @@ def _angles(
     index = torch.arange(positions, dtype=dtype, device=device)
     index = index + (start[:, None, None].to(dtype) if isinstance(start, Tensor) else start)
     return index.unsqueeze(-1) * frequencies
-
-
-def _table(angles: Tensor) -> Rotary:
-    return Rotary(angles.cos(), angles.sin())
-
-
-def _grid(by_row: Tensor, by_column: Tensor) -> Tensor:
-    size = (by_row.shape[0], by_column.shape[0], -1)
-    return torch.cat((by_row[:, None].expand(size), by_column[None].expand(size)), dim=-1).flatten(0, 1)

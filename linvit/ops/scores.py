@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.ops.bidirectional import mapped, rule_of, tokens_of
 from linvit.ops.checks import check_call
-from linvit.ops.feature_map import FeatureMap, query_and_key_map
-from linvit.ops.normalizer import Normalizer, resolve_normalizer
-from linvit.ops.position import Rotary, rotate
-from linvit.ops.state import accumulator_dtype
-from linvit.ops.weighting import Weights, shown_queries, token_weights, visible_tokens
+from linvit.ops.feature_map import FeatureMap
+from linvit.ops.normalizer import Normalizer
+from linvit.ops.position import Rotary
+from linvit.ops.state import Weights, token_weights
 
 
 def attention_scores(
@@ -53,22 +53,17 @@ def attention_scores(
     given: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
     check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, **given)
     whole = not causal and cu_seqlens is None
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=whole and key_mask is None)
-    normalize = resolve_normalizer(normalizer)
-    dtype = accumulator_dtype(query.dtype)
-    visible = None if key_mask is None else visible_tokens(key_mask, key)
-    if visible is not None:
-        key = key.masked_fill(~visible.unsqueeze(-1), 0)
-    query = shown_queries(weighting, query, visible)
-    q, k = query_map(query.to(dtype)), key_map(key.to(dtype))
+    rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, None, whole and key_mask is None)
+    tokens = tokens_of(query, key, key, key_mask, rotary, rule)
+    (q, rq, k, rk, _), visible = mapped(tokens, rule), tokens.visible
     sees = None if whole else _seen(k.shape[-2], causal, block_size, cu_seqlens, k.device)
     if sees is None or isinstance(weighting, Tensor) or weighting == "uniform":
         weights = token_weights(weighting, q, k, visible)
     else:
         counted = sees if visible is None else sees & visible.unsqueeze(-2)
         shown = q if visible is None else q.masked_fill(~visible.unsqueeze(-1), 0)
-        means = counted.to(dtype) @ shown / counted.sum(-1, keepdim=True).clamp_min(1)
-        factor = None if visible is None else visible.to(dtype)
+        means = counted.to(rule.dtype) @ shown / counted.sum(-1, keepdim=True).clamp_min(1)
+        factor = None if visible is None else visible.to(rule.dtype)
         weights = Weights(factor, q.shape[-1] ** -0.5 * (means * k).sum(-1))
 
     log_mass = k.new_zeros(k.shape[:-1])
@@ -82,11 +77,10 @@ def attention_scores(
     alpha = rows.softmax(-1).nan_to_num(0)
     mass = rows.logsumexp(-1, keepdim=True).exp()
 
-    rq, rk = (q, k) if rotary is None else (rotate(q, rotary), rotate(k, rotary))
     product = rq @ rk.mT
     num = (alpha * product).sum(-1, keepdim=True)
     den = num if rotary is None else (alpha * (q @ k.mT)).sum(-1, keepdim=True)
-    gain, level = normalize(num, den, mass, q.shape[-1] ** -0.5, eps)
+    gain, level = rule.normalizer(num, den, mass, q.shape[-1] ** -0.5, eps)
     return alpha * (gain * (product - num) + level)
 
 

@@ -7,14 +7,40 @@ The fields are means and S is centred, because MALA's read-out subtracts: after 
 sums kept in float32 decode with a relative error of 2.5e-5, uncentred means with 2.1e-5, this form with 1.7e-6.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from linvit.arguments import check_floating, form, kind
 from linvit.ops.normalizer import Normalizer
-from linvit.ops.weighting import Weights
+
+WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
+
+
+class Weights(NamedTuple):
+    """Token j has the weight factor_j · exp(exponent_j), both (batch, heads, tokens); a masked token has factor 0.
+
+    The exponent is separate because RALA's reaches 10⁴ on large activations. None stands for ones (factor) and zeros
+    (exponent): uniform weights are `Weights()`.
+    """
+
+    factor: Tensor | None = None
+    exponent: Tensor | None = None
+
+    def relative(self, shift: Tensor, key: Tensor) -> Tensor:
+        """factor · exp(exponent - shift) of the tokens of `key`; `shift` broadcasts against (batch, heads, tokens)."""
+        if self.exponent is None:
+            return torch.ones_like(key[..., 0]) if self.factor is None else self.factor
+        mass = (self.visible_exponent() - shift).exp()
+        return mass if self.factor is None else mass * self.factor
+
+    def visible_exponent(self) -> Tensor:
+        """The exponent; the lowest finite number where the factor is 0."""
+        assert self.exponent is not None
+        if self.factor is None:
+            return self.exponent
+        return self.exponent.masked_fill(self.factor == 0, torch.finfo(self.exponent.dtype).min)
 
 
 class State(NamedTuple):
@@ -176,3 +202,99 @@ def _times(fresh: Tensor, x: Tensor) -> Tensor:
 
 def _mean(x: Tensor, alpha: Tensor | None) -> Tensor:
     return x.mean(-2) if alpha is None else (alpha.unsqueeze(-2) @ x).squeeze(-2)
+
+
+def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
+    """A key mask that is (batch, tokens) or broadcasts to (batch, heads, tokens), as bool of the latter shape."""
+    mask = key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask
+    return mask.bool().expand(key.shape[:3])
+
+
+def shown_queries(weighting: str | Tensor, query: Tensor, visible: Tensor | None) -> Tensor:
+    """The queries; zeros where a mask also hides those from their mean, so that no gradient depends on them."""
+    if visible is None or isinstance(weighting, Tensor) or weighting == "uniform":
+        return query
+    return query.masked_fill(~visible.unsqueeze(-1), 0)
+
+
+def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Mean of κ(q) (batch, heads, tokens, width) over the tokens where key_mask (batch, heads, tokens) is True."""
+    if key_mask is None:
+        return query.mean(-2)
+    count = key_mask.sum(-1, keepdim=True).clamp_min(1)
+    return query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
+
+
+def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Weights:
+    """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens).
+
+    The tokens whose keys count are those whose queries enter the mean.
+    """
+    needs_mean = isinstance(weighting, str) and weighting == "query_mean"
+    return weights_by_mean(weighting, query_mean(query, key_mask) if needs_mean else None, key, key_mask)
+
+
+def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, key_mask: Tensor | None) -> Weights:
+    """The same with the mean of κ(q), (batch, heads, width), where the weighting is "query_mean".
+
+    Its softmax is RALA's (CVPR 2025, Eq. 4): of s · mean_i κ(q_i) · κ(k_j). The paper takes the mean of the raw queries
+    and no scale; the released code, which we follow, takes the mean of κ(q) and s = 1/√width.
+    """
+    factor = None if key_mask is None else key_mask.to(key.dtype)
+    if isinstance(weighting, Tensor):
+        given = weighting.to(key.dtype).expand(key.shape[:-1])
+        return Weights(given if factor is None else given * factor)
+    if mean is None:
+        return Weights(factor)
+    return Weights(factor, (key @ (key.shape[-1] ** -0.5 * mean).unsqueeze(-1)).squeeze(-1))
+
+
+class Shard(Protocol):
+    """The tokens that a call of `linear_attention` has, and a way to those that it has not.
+
+    Together the shards hold every token; each counts in one of them.
+    """
+
+    def visible(self, tokens: int) -> Tensor | None:
+        """Which of this shard's keys count here, bool (tokens,); None for all."""
+
+    def mean(self, mean: Tensor, count: Tensor, *, before: bool) -> tuple[Tensor, Tensor]:
+        """The mean of κ(q) over the tokens of all shards, (batch, heads, width), and their number, (batch, heads).
+
+        mean, count: those of this shard. before: only of the shards before it, for causal attention.
+        """
+
+    def state(self, state: State, *, before: bool) -> State:
+        """The merged state of all shards; as `mean`, with the state of this shard."""
+
+
+def visible_in(shard: Shard | None, key: Tensor, visible: Tensor | None) -> Tensor | None:
+    """Which keys count, bool (batch, heads, tokens), from the mask of the call; None for all."""
+    counting = None if shard is None else shard.visible(key.shape[-2])
+    if counting is None:
+        return visible
+    counting = counting.expand(key.shape[:3])
+    return counting if visible is None else visible & counting
+
+
+def count(query: Tensor, visible: Tensor | None) -> Tensor:
+    """The number of queries (batch, heads, queries, width) that count, (batch, heads), in their dtype."""
+    if visible is None:
+        return query.new_full(query.shape[:2], query.shape[-2])
+    return visible.sum(-1).to(query.dtype)
+
+
+def whole_mean(shard: Shard | None, mean: Tensor, number: Tensor) -> Tensor:
+    """The mean of κ(q) over all shards."""
+    return mean if shard is None else shard.mean(mean, number, before=False)[0]
+
+
+def whole_state(shard: Shard | None, state: State) -> State:
+    """The state of all shards."""
+    return state if shard is None else shard.state(state, before=False)
+
+
+def joined_means(means: Tensor, counts: Tensor) -> Tensor:
+    """The mean (batch, heads, width) of groups with means (groups, batch, heads, width) and counts (groups, …)."""
+    share = counts / counts.sum(0).clamp_min(1)
+    return (means * share.unsqueeze(-1)).sum(0)

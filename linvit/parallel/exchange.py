@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import P2POp, ProcessGroup
 
 from linvit.ops import State
-from linvit.ops.shard import joined_means
-from linvit.ops.state import joined
+from linvit.ops.state import joined, joined_means
 
 
 class LostProcessError(ConnectionError):
@@ -140,7 +139,7 @@ class _Halo(Function):
 
 
 class ProcessShard:
-    """The tokens of one process for the attention of one layer, see `linvit.ops.shard.Shard`.
+    """The tokens of one process for the attention of one layer, see `linvit.ops.state.Shard`.
 
     num_prefix: tokens before the grid, such as a class token: every process has them, they count in the first.
     """

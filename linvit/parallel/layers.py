@@ -11,7 +11,7 @@ from timm.layers.adaptive_avgmax_pool import FastAdaptiveAvgPool
 from timm.models import pvt_v2, swin_transformer, vision_transformer
 from torch import Tensor, nn
 
-from linvit.layers import block, depthwise, feed_forward, patches, pointwise
+from linvit.layers import block, convolutions, patches
 from linvit.layers import mixer as care_layers
 from linvit.layers.attention import Attention2d
 from linvit.layers.causal import CausalAttention, CausalConv, DecoderBlock
@@ -34,11 +34,11 @@ KNOWN: set[type[nn.Module]] = {
     *(pvt_v2.PyramidVisionTransformerV2, pvt_v2.PyramidVisionTransformerStage, pvt_v2.OverlapPatchEmbed),
     *(pvt_v2.Block, pvt_v2.MlpWithDepthwiseConv),
     *(ravlt.RAVLT, mavit.MAViT, pyramid.PyramidStage, patches.ConvStem, patches.ConvDownsample),
-    *(block.AttentionBlock, Attention2d, feed_forward.ConvFeedForward, pointwise.PointwiseConv),
+    *(block.AttentionBlock, Attention2d, block.ConvFeedForward, convolutions.PointwiseConv),
     *(care.CARE, care.CareHead, backbone.Stage, patches.PatchStem, patches.PatchDownsample, block.CareBlock),
     *(care_layers.TokenMixer, care_layers.Strips, care_layers.ValueAttention, care_layers.Interaction),
     *(TokenAttention, GatedAttention, Hydra, MLLAAttention, PolarAttention, GlobalSwinBlock, GridPatchEmbed, LocalMlp),
-    *(sequence.Decoder, DecoderBlock, CausalAttention, CausalConv, Operator, depthwise.DepthwiseConv),
+    *(sequence.Decoder, DecoderBlock, CausalAttention, CausalConv, Operator, convolutions.DepthwiseConv),
 }
 """The layers that treat every token alike, or that are changed below."""
 AVERAGES = ("avg", "fast", "fastavg")

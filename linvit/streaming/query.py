@@ -8,12 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.operator import Operands, Operator
-from linvit.ops.bidirectional import Rule, Tokens, summarized
-from linvit.ops.feature_map import query_and_key_map
-from linvit.ops.normalizer import resolve_normalizer
-from linvit.ops.shard import visible_in
-from linvit.ops.state import accumulator_dtype, nonzero, read
+from linvit.layers.operator import Operator
+from linvit.ops.bidirectional import rule_of, summarized, tokens_of
+from linvit.ops.state import nonzero, read
 from linvit.ranges import Amount, Checked
 from linvit.streaming.steps import Forward, Step
 from linvit.streaming.strip import Strip
@@ -30,12 +27,12 @@ class Query(Checked):
     column: Amount
 
 
-class Reached(Exception):  # noqa: N818 - not an error: the operands of the operator
+class Reached(Exception):  # noqa: N818 - not an error: query, key, value and rotation of the operator
     """Ends the computation of a block at its operator."""
 
-    def __init__(self, operands: Operands) -> None:
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
         super().__init__()
-        self.operands = operands
+        self.inputs = inputs
 
 
 def query_step(step: Step, query: Query, stride: int) -> Step:
@@ -52,32 +49,29 @@ def query_step(step: Step, query: Query, stride: int) -> Step:
 
 def _scores(operator: Operator, block: Forward, place: tuple[int, int], maps: Sequence[Tensor]) -> Tensor:
     """What the query reads if each token's value is a row of the identity: how much of that token is in its output."""
-    operands, strip = _operands(operator, block, maps), cast(Strip, operator.shard)
-    options: dict[str, Any] = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide"}
-    options |= operands.options or {}
-    maps_of = query_and_key_map(options["feature_map"], every_token_counts=False)
-    normalizer, eps = resolve_normalizer(options["normalizer"]), options.get("eps", 1e-6)
-    rule = Rule(*maps_of, options["weighting"], normalizer, eps, accumulator_dtype(operands.query.dtype), strip)
-    visible = visible_in(strip, operands.key, None)
-    tokens = Tokens(operands.query, operands.key, operands.value, visible, operands.rotary)
+    (query, key, value, *rotary), strip = _inputs(operator, block, maps), cast(Strip, operator.shard)
+    axes = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide", "eps": 1e-6, **operator.axes(key)}
+    rule = rule_of(**axes, dtype=query.dtype, shard=strip)
+    tokens = tokens_of(query, key, value, None, rotary[0] if rotary else None, rule)
     (q, rq, k, rk, _), weights, state = summarized(tokens, rule)
-    q, rq = strip.chosen(torch.stack((q, rq)), place, operands.grid[1])
+    grid = maps[0].shape[-2:]
+    q, rq = strip.chosen(torch.stack((q, rq)), place, grid[1])
     alpha = weights.relative(state.shift.unsqueeze(-1), k) / nonzero(state.n).unsqueeze(-1)
     deviation = alpha.unsqueeze(-1) * (rk - state.r.unsqueeze(-2))
-    row = read(state._replace(S=deviation.mT, u=alpha), q, rq, normalizer, eps)
-    scores: Tensor = row.squeeze(-2).unflatten(-1, operands.grid)
+    row = read(state._replace(S=deviation.mT, u=alpha), q, rq, rule.normalizer, rule.eps)
+    scores: Tensor = row.squeeze(-2).unflatten(-1, grid)
     return scores
 
 
-def _operands(operator: Operator, block: Forward, maps: Sequence[Tensor]) -> Operands:
-    def reach(_: nn.Module, inputs: tuple[Operands]) -> None:
-        raise Reached(inputs[0])
+def _inputs(operator: Operator, block: Forward, maps: Sequence[Tensor]) -> tuple[Any, ...]:
+    def reach(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        raise Reached(inputs)
 
     handle = operator.register_forward_pre_hook(reach)
     try:
         block(maps)
     except Reached as reached:
-        return reached.operands
+        return reached.inputs
     finally:
         handle.remove()
     raise AssertionError("the block did not call its operator")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.layers.operator import Operator
-from linvit.ops.shard import joined_means
-from linvit.ops.state import State, joined
+from linvit.ops.state import State, joined, joined_means
 
 Total = tuple[Tensor] | tuple[Tensor, Tensor] | State
 
@@ -63,7 +62,7 @@ class Pending(Exception):  # noqa: N818 - not an error: what a strip adds to a t
 
 
 class Strip:
-    """The shard of attention (see `linvit.ops.shard`) that the tokens of some rows are.
+    """The shard of attention (see `linvit.ops.state`) that the tokens of some rows are.
 
     totals: means and states of all rows that are known, in the order in which the layers ask for them. whole: whether
     there are no other rows.

@@ -16,7 +16,7 @@ from linvit.bench.machine import check_device, describe, sentence
 from linvit.bench.rows import Device, Threads
 from linvit.environment import commit
 from linvit.files import user_path
-from linvit.layers.lesson import Lesson
+from linvit.layers.operator import Lesson
 from linvit.models.lessons import lessons, letters_of
 from linvit.models.linearizing import Origin
 from linvit.ranges import Count, Range, check

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.lesson import Lesson
+from linvit.layers.operator import Lesson, Operator
 from linvit.ranges import Count, OneOf
 from linvit.tasks.initialization import ALL, FEED_FORWARD
 from linvit.tasks.students import StudentTask, relative_errors
@@ -138,9 +138,9 @@ class Alignment(StudentTask):
         gradient: Callable[[Tensor, Sequence[Tensor]], None] | None,
     ) -> Callable[..., Tensor]:
         """The attention's stand-in: notes its errors, and returns what the teacher computes."""
-        layer, steps = network.get_submodule(lesson.layer), network.get_submodule(lesson.steps)
+        layer, attention = network.get_submodule(lesson.layer), network.get_submodule(lesson.attention)
         forward = type(layer).forward
-        parameters = [parameter for parameter in steps.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in attention.parameters() if parameter.requires_grad]
 
         def study(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             expected = lesson.present(x, *args, **kwargs)
@@ -151,7 +151,7 @@ class Alignment(StudentTask):
                     if scoring is None:
                         error = relative_errors(forward(layer, piece, *args, **kwargs), target)
                     else:
-                        error = self._error_of_scores(layer, steps, scoring, piece, *args, **kwargs)
+                        error = self._error_of_scores(layer, attention, scoring, piece, *args, **kwargs)
                     if gradient is not None:
                         gradient(error, parameters)
                 noted.append(error.detach())
@@ -161,12 +161,12 @@ class Alignment(StudentTask):
         return study
 
     def _error_of_scores(
-        self, layer: nn.Module, steps: nn.Module, scoring: nn.Module, x: Tensor, *args: Any, **kwargs: Any
+        self, layer: nn.Module, attention: nn.Module, scoring: nn.Module, x: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         forward = type(layer).forward
-        given = _scores(steps, lambda: forward(layer, x, *args, **kwargs))
+        given = _scores(attention, lambda: forward(layer, x, *args, **kwargs))
         if hasattr(scoring, "source"):
-            scoring.source = steps.source  # the grid of these images
+            scoring.source = attention.source  # the grid of these images
         with torch.no_grad():
             expected = _scores(scoring, lambda: scoring(x, *args, **kwargs))
         return relative_errors(given, expected)
@@ -182,14 +182,14 @@ def answering(layer: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None
         del vars(layer)["forward"]
 
 
-def _scores(steps: nn.Module, call: Callable[[], Tensor]) -> Tensor:
+def _scores(attention: nn.Module, call: Callable[[], Tensor]) -> Tensor:
     """The matrix by which the attention multiplies its values in a call, (batch, heads, tokens, tokens)."""
     seen: list[Tensor] = []
 
-    def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen.append(inputs[0].scores())
+    def note(operator: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seen.append(cast(Operator, operator).scores(*inputs, **options))
 
-    handle = steps.get_submodule("operator").register_forward_pre_hook(note)
+    handle = attention.get_submodule("operator").register_forward_pre_hook(note, with_kwargs=True)
     try:
         call()
     finally:

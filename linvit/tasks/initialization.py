@@ -11,7 +11,7 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from linvit.files import read_checkpoint, user_path
-from linvit.layers.operator import AttentionSteps
+from linvit.layers.operator import AttentionLayer
 from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
@@ -122,7 +122,7 @@ def _kind(network: nn.Module, key: str) -> str:
 
 def _is_attention(layer: nn.Module) -> bool:
     """Ours, and timm's, which are called so."""
-    return isinstance(layer, AttentionSteps) or type(layer).__name__.endswith(("Attention", "AttentionRope"))
+    return isinstance(layer, AttentionLayer) or type(layer).__name__.endswith(("Attention", "AttentionRope"))
 
 
 def weights_file(source: str | Path) -> Path:

@@ -13,10 +13,9 @@ from linvit.analysis.magnitude import (
     measure_magnitude,
 )
 from linvit.analysis.measured import rows, select
-from linvit.analysis.probe import Probe
+from linvit.analysis.probe import Operands, Probe
 from linvit.analysis.scores import scaled
 from linvit.layers.mechanisms import LINEAR_AXES
-from linvit.layers.operator import Operands
 from linvit.ops import attention_scores
 from linvit.ops.feature_map import elu1
 

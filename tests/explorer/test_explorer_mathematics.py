@@ -7,11 +7,10 @@ import torch
 from page_modules import NODE, Node, head
 from torch.testing import assert_close
 
-from linvit.analysis.probe import kv_state
+from linvit.analysis.probe import Operands, kv_state
 from linvit.analysis.rank import SPECTRUM, rank_measures
 from linvit.analysis.scores import evenly, scaled, score_measures
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import Operands
 from linvit.ops import attention_scores, linear_attention, rotary_2d
 from linvit.ops.feature_map import FEATURE_MAPS
 from linvit.ops.normalizer import NORMALIZERS

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from linvit.kernels import cpu
-from linvit.layers.depthwise import DepthwiseConv
+from linvit.layers.convolutions import DepthwiseConv
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
 

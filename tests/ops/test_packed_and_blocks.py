@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from linvit.ops import State, attention_scores, linear_attention, rotary_1d
+from linvit.ops import attention_scores, linear_attention, linear_attention_step, rotary_1d
 
 NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "subtract", "none", "sum"]
 LENGTHS = (70, 1, 0, 129, 64, 3, 150)
@@ -147,15 +147,16 @@ def test_blocks_of_one_token_are_causal_and_one_block_is_bidirectional(weighting
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 5, 64, 90])
 def test_a_block_at_a_time_equals_all_at_once(size):
     tensors = draw(200, batch=2)
-    query, _, value = tensors
     for options in axes(200, batch=2, causal="block"):
         options["block_size"] = size
-        whole, end = linear_attention(*tensors, state=State.empty(query, value), **options)
-        assert distance(whole, linear_attention(*tensors, **options)) < 1e-12
-        state, outs = State.empty(query, value), []
+        by_block = linear_attention(*tensors, **options)
+        assert options.pop("causal") == "block"
+        whole, end = linear_attention_step(*tensors, **options)
+        assert distance(whole, by_block) < 1e-12
+        state, outs = None, []
         for start in range(0, 200, size):
             now = slice(start, start + size)
-            out, state = linear_attention(*(x[:, :, now] for x in tensors), state=state, **some(options, now))
+            out, state = linear_attention_step(*(x[:, :, now] for x in tensors), state, **some(options, now))
             outs.append(out)
         assert distance(torch.cat(outs, dim=2), whole) < 1e-12
         for name in ("S", "z", "u", "r", "query", "num_queries"):
@@ -258,16 +259,13 @@ def test_what_packed_sequences_do_not_go_with_is_refused():
     whole = torch.tensor([0, 6])
     refused("expected .1, heads, tokens, width. with equally many", tensors=draw(6, batch=2), cu_seqlens=whole)
     refused("no `cu_seqlens` and no `shard`: use an elementwise one", feature_map="softmax_tokens", cu_seqlens=whole)
-    query, _, value = draw(6)
-    refused("decode the sequences as a batch", cu_seqlens=whole, causal=True, state=State.empty(query, value))
     refused("`cu_seqlens` is on meta", cu_seqlens=whole.to("meta"))
 
 
 def test_blocks_that_do_not_fit_are_refused():
-    refused("`causal` is 'block' without a block size, expected `block_size`", causal="block")
-    refused("`block_size` is 0, expected 1 or more", causal="block", block_size=0)
-    refused("`block_size` is -3, expected 1 or more", causal="block", block_size=-3)
-    refused("`block_size` is of type float, expected a whole", TypeError, causal="block", block_size=2.0)
+    for wrong, shown in ((None, "None"), (0, "0"), (-3, "-3"), (2.0, "of type float")):
+        match = f"`block_size` is {shown} with causal='block', expected a whole number of 1 or more"
+        refused(match, causal="block", block_size=wrong)
     refused("`block_size` is 4 with causal=True, expected None: pass causal='block'", causal=True, block_size=4)
     refused("`causal` is 'blocks', expected True, False or 'block'", causal="blocks", block_size=4)
     refused("no causal form", causal="block", block_size=4, weighting="query_mean")

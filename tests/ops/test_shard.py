@@ -8,8 +8,7 @@ from torch.testing import assert_close
 
 from linvit.layers.operator import Operator
 from linvit.ops import Rotary, State, linear_attention, rotary_1d
-from linvit.ops.shard import joined_means
-from linvit.ops.state import joined
+from linvit.ops.state import joined, joined_means
 
 float64 = torch.float64
 CUTS = (0, 5, 6, 30)
@@ -123,8 +122,6 @@ def test_what_a_shard_excludes():
         linear_attention(query, key, value, feature_map=("softmax", "softmax_tokens"), shard=shard)
     with pytest.raises(ValueError, match="`weighting` is a Tensor, but there is a `shard`: leave one out"):
         linear_attention(query, key, value, weighting=torch.ones(30), shard=shard)
-    with pytest.raises(ValueError, match="`state` is a State, but there is a `shard`"):
-        linear_attention(query, key, value, causal=True, state=State.empty(query, value), shard=shard)
     with pytest.raises(ValueError, match="`cu_seqlens` is a Tensor, but there is a `shard`"):
         linear_attention(query[:1], key[:1], value[:1], cu_seqlens=torch.tensor([0, query.shape[2]]), shard=shard)
     with pytest.raises(ValueError, match="`block_size` is a int, but there is a `shard`"):

@@ -1,12 +1,11 @@
 import pytest
 import torch
 
-from linvit.ops import State, linear_attention, merge, rotary_1d
+from linvit.ops import State, linear_attention, linear_attention_step, merge, rotary_1d
 from linvit.ops.feature_map import elu1
 from linvit.ops.normalizer import magnitude
 from linvit.ops.position import rotate
-from linvit.ops.state import read, summarize
-from linvit.ops.weighting import Weights
+from linvit.ops.state import Weights, read, summarize
 
 float64 = torch.float64
 
@@ -103,12 +102,10 @@ def test_decoding_keeps_its_precision_where_raw_sums_lose_it():
     v = torch.randn(1, 1, tokens, 64, dtype=float64) + 3
     exact = linear_attention(q, k, v, normalizer="magnitude")[0, 0, -1]
     q32, k32, v32 = q.float(), k.float(), v.float()
-    state = State.empty(q32, v32)
+    state = None
     for t in range(tokens):
-        now = slice(t, t + 1)
-        out, state = linear_attention(
-            q32[:, :, now], k32[:, :, now], v32[:, :, now], normalizer="magnitude", causal=True, state=state
-        )
+        now = [x[:, :, t : t + 1] for x in (q32, k32, v32)]
+        out, state = linear_attention_step(*now, state, normalizer="magnitude")
     error = (out[0, 0, 0] - exact).norm() / exact.norm()
     raw = sums_in_float32(elu1(q32[0, 0, -1]), elu1(k32[0, 0]), v32[0, 0])
     raw_error = (raw - exact).norm() / exact.norm()

@@ -110,13 +110,12 @@ def test_the_scores_of_a_query(name, block, rows):
     streamed = stream(network, x, rows=rows, query=Query(block, row, column))
     seen = []
     operator = next(m for m in network.get_submodule(block).modules() if isinstance(m, Operator))
-    handle = operator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    handle = operator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     network(x)
     handle.remove()
-    operands, stride = seen[0], 4 * 2 ** int(block[7])
-    height, width = operands.grid
-    options = {"rotary": operands.rotary, **operands.options}
-    every = attention_scores(operands.query, operands.key, **options)
+    (query, key, _, *rotary), stride = seen[0], 4 * 2 ** int(block[7])
+    height, width = whole(streamed.maps["query"]).shape[-2:]
+    every = attention_scores(query, key, rotary=rotary[0] if rotary else None, **operator.options)
     place = min(row // stride, height - 1) * width + min(column // stride, width - 1)
     assert_same(whole(streamed.maps["query"]), every[:, :, place].unflatten(-1, (height, width)).detach())
 

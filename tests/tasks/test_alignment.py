@@ -76,8 +76,8 @@ def test_gradients_are_those_of_the_sum_of_the_losses(match, pieces):
         if match == OUTPUTS:
             errors.append(relative_errors(block.attn(x), output))
         else:
-            given = block.attn.operands(x, (4, 6)).scores()
-            errors.append(relative_errors(given, lesson.scoring.operands(x, (4, 6)).scores()))
+            given = block.attn.scores(x, (4, 6))
+            errors.append(relative_errors(given, lesson.scoring.scores(x, (4, 6))))
     expected = torch.stack(errors).mean()
     assert_close(loss, expected)
     trained = {name: p for name, p in task.network.named_parameters() if p.requires_grad}

@@ -16,7 +16,7 @@ from timm.layers import LayerNorm2d
 from timm.models import FeatureInfo
 from torch import Tensor, nn
 
-from linvit.layers.inputs import check_floats
+from linvit.layers.checks import check_floats
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import known_arguments
 from linvit.models.family import unwrapped

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.arguments import is_traced, kind
-from linvit.layers.inputs import check_floats, check_whole_numbers, has_values
+from linvit.layers.checks import check_floats, check_whole_numbers, has_values
 
 Target = Mapping[str, Tensor]
 

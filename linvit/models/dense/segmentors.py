@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.layers.checks import Outputs
-from linvit.layers.neck import Neck, conv_norm_relu
 from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.neck import Neck, conv_norm_relu
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.ranges import Checked, IsA, Range
 

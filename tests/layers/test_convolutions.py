@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from linvit.layers.pointwise import PointwiseConv
+from linvit.layers.convolutions import PointwiseConv
 
 
 @pytest.mark.parametrize("size", [(2, 6, 5, 7), (1, 6, 1, 1), (3, 6, 1, 4)])

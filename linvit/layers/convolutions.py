@@ -1,4 +1,4 @@
-"""1×1 convolutions of maps in either memory format, and products with weights on oneDNN."""
+"""1×1 and depthwise convolutions of maps in either memory format, and products with weights on oneDNN."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from linvit.arguments import is_traced
+from linvit.layers.checks import Device, Dtype
+from linvit.ops.backend import built_for_cpu
 
 ONEDNN_FROM = 16  # images in a batch from which torch computes 1×1 convolutions with oneDNN, whatever the threads
 HAS_PRODUCT = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, and only in builds with oneDNN
@@ -27,8 +29,6 @@ class PointwiseConv(nn.Conv2d):
         width, out_width: channels in and out.
         kernel_size, stride, padding, options: as of nn.Conv2d, whose arguments libraries pass that build a layer of the
             same class, such as peft; a 1×1 convolution has no other values.
-
-    Raises ValueError for another kernel size, stride or padding.
     """
 
     def __init__(
@@ -59,6 +59,29 @@ class PointwiseConv(nn.Conv2d):
         if chosen and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
             return F.conv2d(x, self.weight, self.bias)
         return F.linear(tokens, weight, self.bias).permute(0, 3, 1, 2)
+
+
+@register_notrace_module  # symbolic tracing does not know the memory format of a map
+class DepthwiseConv(nn.Conv2d):
+    """A depthwise convolution of stride 1 with an odd kernel; on a CPU it uses `linvit.kernels.cpu` once that is built.
+
+    Args:
+        width: channels in and out.
+        kernel: (height, width) of the kernel.
+    """
+
+    def __init__(self, width: int, kernel: tuple[int, int], device: Device = None, dtype: Dtype = None) -> None:
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        super().__init__(width, width, kernel, padding=padding, groups=width, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape."""
+        kernels = built_for_cpu()
+        if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
+            x = kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
+            return x
+        x = self._conv_forward(x, self.weight, self.bias)
+        return x
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:

@@ -1,10 +1,14 @@
-"""Patches of images of different sizes in one batch, in timm's NaFlex convention, packed without their padding."""
+"""Where the tokens of an attention are: after a prefix, on one grid, or patches of images of different sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from linvit.arguments import form
+from linvit.layers.operator import in_heads, merged
 from linvit.ops import Rotary
 
 
@@ -74,3 +78,77 @@ class ImagePatches:
         """The rows of a table of all tokens (batch, 1 or heads, tokens, pairs), for these tokens."""
         cos, sin = (table.transpose(1, 2)[self.valid].transpose(0, 1) for table in rotary)
         return Rotary(cos[0], sin[0]) if cos.shape[0] == 1 else Rotary(cos, sin)
+
+
+class CurrentGrid:
+    """`size`, the height and width in tokens of the latest images; None before the first.
+
+    `patches` are those of the latest images, if they have different sizes. The last grid of every number of tokens is
+    kept too, because a block that is recomputed in the backward pass may need the grid of earlier images. Two grids of
+    equal area in one backward pass cannot be distinguished.
+    """
+
+    def __init__(self) -> None:
+        self.size: tuple[int, int] | None = None
+        self.patches: ImagePatches | None = None
+        self._of_number: dict[int, tuple[int, int]] = {}
+
+    def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
+        """Store the grid of the latest images, and their patches if they have different sizes."""
+        self.size, self.patches = size, patches
+        # a compiled network is compiled again whenever this dictionary grows
+        if patches is None and not is_symbolic(size) and not torch.compiler.is_compiling():
+            self._of_number[size[0] * size[1]] = size
+
+    def of(self, number: int) -> tuple[int, int] | None:
+        """The last grid with that many tokens; without one, and while torch.export traces any size, the latest grid."""
+        if is_symbolic((number,)) or (self.size is not None and self.size[0] * self.size[1] == number):
+            return self.size
+        return self._of_number.get(number, self.size)
+
+
+def is_symbolic(size: Sequence[int]) -> bool:
+    """Whether numbers stand for any size, as torch.export traces them."""
+    return any(isinstance(number, torch.SymInt) for number in size)
+
+
+def whole(height: int, width: int) -> tuple[int, int]:
+    """The size as Python's numbers, but for one that is symbolic, which int() would bind to that of the example."""
+    return (height, width) if is_symbolic((height, width)) else (int(height), int(width))
+
+
+class Places(NamedTuple):
+    """The places of tokens (batch, tokens, channels): a prefix, then a grid (height, width) row by row.
+
+    patches: those of images of different sizes, whose tokens are packed; grid is then that of the smallest map that
+    every image fits into.
+    """
+
+    num_prefix: int
+    grid: tuple[int, int]
+    patches: ImagePatches | None = None
+
+    def convolved(self, convolution: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """Values (batch, heads, tokens, width) convolved as one map of all heads' channels; zero for the prefix."""
+        values = merged(value)
+        if self.patches is not None:
+            tokens = self.patches.off_maps(convolution(self.patches.on_maps(values)))
+        else:
+            as_map = values[:, self.num_prefix :].mT.unflatten(-1, self.grid)
+            tokens = pad(convolution(as_map).flatten(2).mT, (0, 0, self.num_prefix, 0))
+        return in_heads(tokens, value.shape[1])
+
+
+def after_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
+    """The table with num_prefix tokens in front, which are not rotated."""
+    if num_prefix == 0:
+        return rotary
+    cos = pad(rotary.cos, (0, 0, num_prefix, 0), value=1.0)
+    return Rotary(cos, pad(rotary.sin, (0, 0, num_prefix, 0)))
+
+
+def timms_rotary(rope: Tensor, half: bool) -> Rotary:
+    """timm's table, sines and then cosines, both for every channel, as one for pairs of channels."""
+    sin, cos = rope.chunk(2, dim=-1)
+    pairs = slice(rope.shape[-1] // 4) if half else slice(None, None, 2)
+    return Rotary(cos[..., pairs], sin[..., pairs])
