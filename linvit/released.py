@@ -12,6 +12,7 @@ from timm.models import create_model
 from torch import Tensor, nn
 
 from linvit.arguments import kind
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint, replacing, user_path
 from linvit.models.by_name import check_model
 from linvit.models.family import PatternWarning
@@ -46,7 +47,7 @@ def load_released(
     """
     translate: Callable[[Any], dict[str, Any]] | None = getattr(model, "native_state_dict", None)
     if translate is None:
-        raise ValueError(f"`model` is {kind(model)}, expected a network of linvit: create it by name")
+        raise SettingError(f"`model` is {kind(model)}, expected a network of linvit: create it by name")
     if not isinstance(source, str | PathLike | Mapping):
         raise TypeError(f"`source` is {kind(source)}, expected a path or a state dict: change it")
     content = source if isinstance(source, Mapping) else read_checkpoint(source)
@@ -55,7 +56,7 @@ def load_released(
     require_fit(weights, model, "load_released")
     refused = [str(warning.message) for warning in caught or () if warning.category is PatternWarning]
     if refused:
-        raise ValueError(
+        raise SettingError(
             f"{refused[0].partition(':')[0]}: create the model with that pattern, or set `other_pattern=True`"
             " to start a training from them."
         )
@@ -102,7 +103,7 @@ def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     halves = {key: value.half() if value.is_floating_point() else value for key, value in weights.items()}
     for key, value in halves.items():
         if not torch.isfinite(value).all():
-            raise ValueError(f"convert: the weights {key} are not finite in float16: leave `half` out")
+            raise SettingError(f"convert: the weights {key} are not finite in float16: leave `half` out")
     return halves
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from linvit.arguments import check_floating, form, kind
+from linvit.errors import SettingError
 
 Inputs = Tensor | tuple[Tensor, ...]
 
@@ -14,7 +15,7 @@ def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
     shape, dtype, _ = form(name, matrix)
     check_floating(name, dtype)
     if len(shape) < axes or 0 in shape[-axes:]:
-        raise ValueError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
+        raise SettingError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
 
 
 def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -23,7 +24,7 @@ def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
     for index, x in enumerate(given):
         name = f"inputs[{index}]" if isinstance(inputs, tuple) else "inputs"
         if not form(name, x).shape:
-            raise ValueError(f"`{name}` has no axes, expected a batch")
+            raise SettingError(f"`{name}` has no axes, expected a batch")
     return given
 
 
@@ -39,4 +40,4 @@ def check_layers(layers: object, known: Sequence[str]) -> None:
         raise TypeError(f"`layers` is {kind(layers)}, expected a list of names of layers")
     for name in layers:
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"`layers` has {name!r}, expected names among {', '.join(known)}")
+            raise SettingError(f"`layers` has {name!r}, expected names among {', '.join(known)}")

@@ -21,6 +21,7 @@ from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Operands, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.arguments import kind
+from linvit.errors import SettingError
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import rotated
 from linvit.ranges import Range, check
@@ -87,7 +88,7 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
 def _check_factors(factors: Sequence[float]) -> None:
     check({"factors": Sequence[Annotated[float, Range(above=0)]]}, {"factors": factors})
     if len(factors) == 0:
-        raise ValueError("`factors` is empty, expected one number or more")
+        raise SettingError("`factors` is empty, expected one number or more")
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:

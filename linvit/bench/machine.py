@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from linvit.environment import processor, processor_facts
+from linvit.errors import SettingError
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -14,7 +15,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "am
 def check_device(device: str) -> None:
     """Raises ValueError for a GPU that is not there."""
     if device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"`device` is {device!r}, but torch sees no GPU here: leave it out to measure the CPU.")
+        raise SettingError(f"`device` is {device!r}, but torch sees no GPU here: leave it out to measure the CPU.")
 
 
 def describe(device: str, threads: int) -> dict[str, Any]:

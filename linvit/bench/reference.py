@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers import Operator
 from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mechanisms import MECHANISMS
@@ -134,7 +135,7 @@ def reference_model(model: nn.Module) -> nn.Module:
     model = deepcopy(model)
     operators = [module for module in model.modules() if isinstance(module, Operator)]
     if not operators:
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has no attention of ours, so it has no released order: "
             "expected one of `linvit models`, leave the variant `reference` out"
         )
@@ -146,7 +147,7 @@ def reference_model(model: nn.Module) -> nn.Module:
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for operator in operators:
         if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:
-            raise ValueError(
+            raise SettingError(
                 f"the released order of {operator.mechanism!r} with {dict(operator.options or {})} is not implemented, "
                 f"expected {', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
             )

@@ -16,6 +16,7 @@ from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
 from linvit.deploy.quantizing import need_int8, quantized
 from linvit.deploy.runtime import Session
+from linvit.errors import SettingError
 from linvit.fusion import fuse
 
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -98,7 +99,7 @@ def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
         raise ValueError(f"{path} reads {facts.inputs[0]}, expected a file that reads images: give one.")
     facts.check(x.shape, path)
     if len(x) > 1 and not facts.dynamic:
-        raise ValueError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")
+        raise SettingError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")
     pixels = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
     opening = partial(_session, path.suffix, path, threads, "float32")
     return FileCall(session, opening, path, pixels, int8=facts.calibrated > 0)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from linvit.data.disk import SHOWN
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 from linvit.environment import replica
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
 
@@ -178,7 +179,7 @@ class Source(lightning.LightningDataModule, Checked):
         dataset = self.train_set()
         order = self.train_order(dataset)
         if len(order) < self.batch_size:
-            raise ValueError(
+            raise SettingError(
                 f"There are {len(order)} training {self.item}s per process, fewer than one batch of {self.batch_size}:"
                 f" set {' or '.join(f'`{name}`' for name in self.smaller)} lower."
             )
@@ -244,5 +245,5 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
     for argument, column in columns.items():
         if rows.column_names and column not in rows.column_names:
             known = ", ".join(rows.column_names)
-            raise ValueError(f"The data set has no column {column!r}: set `{argument}` to one of {known}.")
+            raise SettingError(f"The data set has no column {column!r}: set `{argument}` to one of {known}.")
     return rows

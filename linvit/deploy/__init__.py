@@ -19,6 +19,7 @@ from linvit.deploy.graph import OnPixels, exported, sample, traced
 from linvit.deploy.quantizing import quantized
 from linvit.deploy.runtime import Session, silent_stderr
 from linvit.deploy.sensitivity import write_sensitivity
+from linvit.errors import SettingError
 from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
 
@@ -189,7 +190,7 @@ def _answers(network: Session, format: Format, session: Session, images: Iterabl
             with silent_stderr():
                 outputs = session(batch)
         except Exception as error:  # runtimes raise errors of many classes
-            raise ValueError(
+            raise SettingError(
                 f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size`, another"
                 " format, or `dynamic=False` if the file is for any size."
             ) from error
@@ -200,7 +201,7 @@ def _detected_difference(answers: Iterable[Answer], format: Format) -> Differenc
     """The difference of the detections of both; raises ValueError for a file that has others than the network."""
     expected, outputs, same = matched(answers, format.tolerance)
     if same < LEAST_SAME:
-        raise ValueError(
+        raise SettingError(
             f"Of the detections, {same:.1%} are the same in the {format.name} file and the network, expected"
             f" {LEAST_SAME:.0%}, so the file is not kept: try another format or other `images`."
         )

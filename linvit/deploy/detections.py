@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from linvit.errors import SettingError
+
 MASK_TOLERANCE = 10
 """Masks are steeper: in trained networks they differ by up to 1e-4 where boxes differ by 1e-6 of their size."""
 
@@ -35,7 +37,7 @@ def matched(answers: Iterable[tuple[Outputs, Outputs]], tolerance: float) -> tup
         theirs.append(tuple(values[there] for values in outputs))
         count += max(len(expected[0]), len(outputs[0]))
     if count == 0:
-        raise ValueError(
+        raise SettingError(
             "The network detects nothing in the images that the file is compared on: set `images` to some with objects"
             " of its classes."
         )

@@ -20,6 +20,7 @@ from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.runtime import Session, silent_stderr
 from linvit.deploy.xnnpack import for_xnnpack
+from linvit.errors import SettingError
 from linvit.files import reason_of
 
 FLOAT32 = ("float32",)
@@ -250,10 +251,10 @@ def format_of(path: Path, compiled: bool = False, opset: int | None = None) -> F
     Raises ValueError for other suffixes, and ImportError if the runtime or compiler is missing.
     """
     if opset is not None and path.suffix != ".onnx":
-        raise ValueError(f"`opset` is for .onnx files, but {path} has the suffix {path.suffix!r}: leave `opset` out.")
+        raise SettingError(f"`opset` is for .onnx files, but {path} has the suffix {path.suffix!r}: leave `opset` out.")
     if compiled:
         if path.suffix != COMPILED.suffix:
-            raise ValueError(
+            raise SettingError(
                 f"The file {path} has the suffix {path.suffix!r}, but with `compiled` it must have .pt2: change it, or"
                 " leave `compiled` out."
             )
@@ -286,7 +287,7 @@ def session_of(
         format.write(program, facts, path, inputs, outputs)
         return format.open(path, threads, precision)[1]
     except Exception as error:  # converters raise errors of many classes
-        raise ValueError(
+        raise SettingError(
             f"{format.name} cannot take this network ({reason_of(error)}): try another format, or `dynamic=False` if"
             " the file is for any size."
         ) from error

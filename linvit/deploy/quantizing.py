@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from linvit.deploy.graph import exported
 from linvit.deploy.runtime import silent_stderr
+from linvit.errors import SettingError
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv2d.default, aten.conv2d.padding)
@@ -62,7 +63,7 @@ ROUNDINGS = {
 def need_int8(suffix: str) -> None:
     """Raises ValueError for a format without 8-bit layers, and ImportError if torchao is missing."""
     if suffix not in ROUNDINGS:
-        raise ValueError(f"Files of {suffix} cannot be in 8 bits, expected {', '.join(ROUNDINGS)}: leave `int8` out.")
+        raise SettingError(f"Files of {suffix} cannot be in 8 bits, expected {', '.join(ROUNDINGS)}: leave `int8` out.")
     if find_spec("torchao") is None:
         raise ImportError("Files in 8 bits need torchao: install it with `pip install 'linvit[int8]'`.")
 

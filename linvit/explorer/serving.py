@@ -9,6 +9,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from linvit.errors import SettingError
+
 PACKAGE = Path(__file__).parent
 PAGE = PACKAGE / "page"
 INSTALLED = PACKAGE / "built"
@@ -78,7 +80,7 @@ def explore(*, port: int = 0, browser: bool = True) -> Explorer:
         ValueError: if it is not a whole number from 0 to 65535.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= HIGHEST_PORT:
-        raise ValueError(f"`port` is {port!r}, expected a whole number from 0 (any free one) to {HIGHEST_PORT}")
+        raise SettingError(f"`port` is {port!r}, expected a whole number from 0 (any free one) to {HIGHEST_PORT}")
     try:
         explorer = Explorer(built_folder(), port)
     except FileNotFoundError:

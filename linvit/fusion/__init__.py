@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from linvit.arguments import check_network
+from linvit.errors import SettingError
 from linvit.fusion import care, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
 from linvit.ranges import known
@@ -39,7 +40,7 @@ def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
     table = known("form", form, FORMS)
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
-        raise ValueError(
+        raise SettingError(
             f"`model` cannot be fused: {training[0]} is in train mode, where batch statistics and drop paths cannot be "
             "folded, expected eval mode: call model.eval() first"
         )

@@ -6,6 +6,7 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
@@ -44,7 +45,7 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     keys = (*AXES, *AROUND)
     for key in attention or {}:
         if key not in keys:
-            raise ValueError(
+            raise SettingError(
                 f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
             )
     linear = mechanism_of(mechanism).axes is not None
@@ -54,7 +55,9 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
 def check_turns(head_width: int) -> None:
     """Raises ValueError for a head width that a rotation in two dimensions cannot divide into pairs of channels."""
     if head_width % 4:
-        raise ValueError(f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`")
+        raise SettingError(
+            f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`"
+        )
 
 
 @register_notrace_module

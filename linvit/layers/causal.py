@@ -12,6 +12,7 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
+from linvit.errors import SettingError
 from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
 from linvit.layers.operator import AttentionLayer, in_heads, merged
@@ -114,7 +115,7 @@ class CausalAttention(AttentionLayer):
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = known("modulation", modulation, CAUSAL_MODULATIONS)
         if rope and width // heads % 2:
-            raise ValueError(
+            raise SettingError(
                 f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
                 " per head: change one of the two, or leave `rope` out"
             )

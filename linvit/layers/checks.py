@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import FLOATS, check_floating, form, is_traced
+from linvit.errors import SettingError
 from linvit.ranges import Range, Rule
 
 
@@ -69,7 +70,7 @@ class TensorOptions(TypedDict):
 def multiple_of_heads(width: int, heads: int) -> int:
     """The width of a head. Raises ValueError if `heads` does not divide `width`."""
     if width % heads:
-        raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
+        raise SettingError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
     return width // heads
 
 
@@ -84,7 +85,7 @@ def check_floats(
         return
     actual, dtype, _ = form(name, x)
     if _misfits(actual, shape):
-        raise ValueError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
+        raise SettingError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
     check_floating(name, dtype, cast)
 
 
@@ -94,7 +95,7 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
         return
     actual, dtype, _ = form(name, x)
     if dtype not in (torch.int64, torch.int32) or _misfits(actual, shape):
-        raise ValueError(
+        raise SettingError(
             f"`{name}` is {dtype} of shape {tuple(actual)}, expected int64 of shape {_words(shape)}: convert it"
         )
     assert isinstance(x, Tensor)
@@ -103,13 +104,15 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
     first, last = (int(bound) for bound in x.aminmax())
     if first < least or last > most:
         wrong = first if first < least else last
-        raise ValueError(f"`{name}` contains {wrong}, expected whole numbers from {least} to {most}: correct it")
+        raise SettingError(f"`{name}` contains {wrong}, expected whole numbers from {least} to {most}: correct it")
 
 
 def check_filled(name: str, x: Tensor) -> None:
     """Raises for an empty batch; nothing if traced."""
     if not is_traced() and len(x) == 0:
-        raise ValueError(f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of one or more: leave it out")
+        raise SettingError(
+            f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of one or more: leave it out"
+        )
 
 
 def has_values(x: Tensor) -> bool:

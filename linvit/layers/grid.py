@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from linvit.arguments import form
+from linvit.errors import SettingError
 from linvit.layers.operator import in_heads, merged
 from linvit.ops import Rotary
 
@@ -30,12 +31,12 @@ class ImagePatches:
     def __init__(self, coord: Tensor, valid: Tensor, num_prefix: int) -> None:
         shape, dtype, _ = form("patch_coord", coord)
         if len(shape) != 3 or shape[-1] != 2 or dtype.is_floating_point:
-            raise ValueError(
+            raise SettingError(
                 f"`patch_coord` is {dtype} of shape {tuple(shape)}, expected whole numbers of shape (batch, patches, 2)"
             )
         given, dtype, _ = form("patch_valid", valid)
         if given != shape[:2] or dtype != torch.bool:
-            raise ValueError(
+            raise SettingError(
                 f"`patch_valid` is {dtype} of shape {tuple(given)}, expected bool of shape (batch, patches) = "
                 f"{tuple(shape[:2])}, as `patch_coord` has"
             )

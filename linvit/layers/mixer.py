@@ -4,6 +4,7 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
@@ -40,7 +41,7 @@ class ValueAttention(AttentionLayer):
         self, width: Width, head_width: Width, mechanism: str = "linear", device: Device = None, dtype: Dtype = None
     ) -> None:
         if width % head_width:
-            raise ValueError(
+            raise SettingError(
                 f"the width {width} of the attended channels is not a multiple of `head_width` {head_width}: change one"
             )
         super().__init__(width, width // head_width, mechanism, place="maps", device=device, dtype=dtype)
@@ -80,7 +81,7 @@ class TokenMixer(Checked, nn.Module):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         sizes = () if split == "attended" else tuple(local_sizes)
         if split != "attended" and sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
-            raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
+            raise SettingError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
         self.stacked = split == "stacked"
         self.widths = _group_widths(width, split, len(sizes))
         attended, local = self.widths[0], self.widths[-1]
@@ -109,7 +110,7 @@ def _group_widths(width: int, split: str, num_local: int) -> list[int]:
         return [width]
     local, left = divmod(width - attended, num_local)
     if undivided or left:
-        raise ValueError(
+        raise SettingError(
             f"{width} feature channels cannot be divided by `split` {split!r} without a remainder: change the width"
         )
     return [attended] + [local] * num_local

@@ -9,6 +9,7 @@ from timm.layers import use_fused_attn
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from linvit.errors import SettingError
 from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
 from linvit.layers.mechanisms import PLACES, mechanism_of
@@ -62,7 +63,7 @@ class Operator(Checked, nn.Module):
         changes: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
         axes = mechanism_of(mechanism, place).axes_of(causal)
         if axes is None and changes:
-            raise ValueError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
+            raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         # unknown names are refused when the network is created, not when it reads its first image
         if "feature_map" in changes:
             query_and_key_map(changes["feature_map"], every_token_counts=True)
@@ -191,7 +192,7 @@ class Operator(Checked, nn.Module):
         cache: AttentionCache | None,
     ) -> Tensor:
         if self.shard is not None:
-            raise ValueError(
+            raise SettingError(
                 "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
                 " all stages or blocks, such as `pattern='LLLL'`"
             )

@@ -4,6 +4,7 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width, check_filled, check_floats
 from linvit.layers.convolutions import runs_on_onednn
 from linvit.ranges import Checked
@@ -25,11 +26,11 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
         remedy += f" or create the model with in_chans={x.shape[-3]}"
     check_floats("input", x, ("batch", in_chans, "height", "width"), remedy)
     if device is not None and device.type != "meta" and x.device != device:
-        raise ValueError(f"`input` is on {x.device}, but the network is on {device}: move one of them with `.to(…)`")
+        raise SettingError(f"`input` is on {x.device}, but the network is on {device}: move one of them with `.to(…)`")
     check_filled("input", x)
     # During export the sides are symbols: a check would narrow the range that the exported program accepts.
     if not torch.compiler.is_exporting() and min(x.shape[-2:]) < MIN_SIDE:
-        raise ValueError(
+        raise SettingError(
             f"`input` is {x.shape[-2]} × {x.shape[-1]} px, expected sides of at least {MIN_SIDE} px "
             f"(the last stage has stride 32): enlarge the images"
         )

@@ -8,6 +8,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Device, Dtype
 from linvit.layers.grid import CurrentGrid, ImagePatches, whole
 from linvit.layers.token_attention import TokenAttention
@@ -63,7 +64,7 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
             return tokens, size
         patches = ImagePatches(patch_coord, cast(Tensor, patch_valid), self.num_prefix_tokens)
         if patch_coord.shape[:2] != x.shape[:2]:
-            raise ValueError(
+            raise SettingError(
                 f"`patch_coord` has shape {tuple(patch_coord.shape)} for patches of shape {tuple(x.shape)}, expected "
                 "a row and a column for each patch"
             )

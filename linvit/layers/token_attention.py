@@ -9,6 +9,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from linvit.errors import SettingError
 from linvit.layers.attention import MODULATIONS, check_turns
 from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
 from linvit.layers.convolutions import DepthwiseConv
@@ -306,7 +307,7 @@ class GatedAttention(TokenAttention):
     def reset_to_operator(self) -> None:
         """Local term 0, gate 1, and a learned rotation by 0. Raises ValueError for a gate that cannot be 1."""
         if self.modulate is not None and not (self.modulation and isinstance(self.modulate, nn.Identity)):
-            raise ValueError("the gate cannot start as 1 with this `modulation`: choose 'linear' or 'none'")
+            raise SettingError("the gate cannot start as 1 with this `modulation`: choose 'linear' or 'none'")
         for layer, bias in ((self.lepe, 0.0), (self.modulation, 1.0)):
             if layer is not None:
                 nn.init.zeros_(layer.weight)

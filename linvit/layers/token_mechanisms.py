@@ -9,6 +9,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
@@ -245,7 +246,7 @@ class PolarAttention(GatedAttention):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, grid, num_prefix, modulation, lepe, rope=False, **dd, **options)
         if width // heads % 2:
-            raise ValueError(f"the head width is {width // heads}, expected an even number: change `heads`")
+            raise SettingError(f"the head width is {width // heads}, expected an even number: change `heads`")
         self.power = nn.Parameter(torch.empty(width, **dd))
         self.reset_parameters()
 

@@ -12,6 +12,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from linvit.errors import SettingError
 from linvit.ranges import Checked, check
 
 
@@ -131,7 +132,7 @@ class Backbone(Checked, nn.Module):
         Raises ValueError for another output format.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
+            raise SettingError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
         taken, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         x = self.stem(x)

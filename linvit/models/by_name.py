@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import timm
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint
 from linvit.ranges import Range, check, shown
 
@@ -23,17 +24,17 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
     arguments = dict(model)
     name = arguments.pop("name", None)
     if not name:
-        raise ValueError("`name` is missing: set it to a model that `linvit models` lists.")
+        raise SettingError("`name` is missing: set it to a model that `linvit models` lists.")
     config = arguments.get("pretrained_cfg")
     pools = [given.get("global_pool") for given in (arguments, config) if isinstance(given, Mapping)]
     if arguments.get("features_only") or isinstance(config, str) or "" in pools:
-        raise ValueError(
+        raise SettingError(
             "A classifier cannot be created with `features_only`, an empty `global_pool`, or text as `pretrained_cfg`:"
             " remove them."
         )
     for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
         if arguments.setdefault(key, needed) != needed:
-            raise ValueError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
+            raise SettingError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
     with known_arguments(name, arguments):
         return timm.create_model(name, **arguments)
 
@@ -46,7 +47,7 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     """
     check_model(name)
     if arguments.get("pretrained"):
-        raise ValueError(
+        raise SettingError(
             f"`pretrained` is {shown(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
             " and start from a run or a file of weights."
         )
@@ -99,7 +100,7 @@ def bundled_names() -> list[str]:
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
     if not isinstance(name, str):
-        raise ValueError(f"`name` is {shown(name)}, expected the name of a model: `linvit models` lists ours.")
+        raise SettingError(f"`name` is {shown(name)}, expected the name of a model: `linvit models` lists ours.")
     if ":" in name:
         raise ValueError(
             f"The model {name!r} would be read from a hub or a folder: download its weights yourself, and give an"

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import (
     Channels,
@@ -118,12 +119,12 @@ class Conformer(Checked, nn.Module):
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
         if mechanism == "softmax" and width % 2:
-            raise ValueError(f"`width` is {width}, but relative positions need an even number: change it")
+            raise SettingError(f"`width` is {width}, but relative positions need an even number: change it")
         self.tokens, self.mels, self.width, self.mechanism, self.causal = tokens, mels, width, mechanism, causal
         self.rotated = rope and mechanism != "softmax"
         self.head_width = multiple_of_heads(width, heads)
         if self.rotated and self.head_width % 2:
-            raise ValueError(
+            raise SettingError(
                 f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
                 " per head: change one of the two, or leave `rope` out"
             )
@@ -177,7 +178,7 @@ class Conformer(Checked, nn.Module):
         if not self.transduces:
             return self.head(x), lengths
         if tokens is None:
-            raise ValueError("The logits of a transducer depend on the text: pass its `tokens`, or call `encode`.")
+            raise SettingError("The logits of a transducer depend on the text: pass its `tokens`, or call `encode`.")
         check_whole_numbers("tokens", tokens, (len(features), "text"), 0, self.tokens - 1)
         begun = torch.cat((tokens.new_zeros(len(tokens), 1), tokens), dim=1)
         return self.joint(x, self.predictor(begun)[0]), lengths
@@ -211,7 +212,7 @@ class Conformer(Checked, nn.Module):
         """
         self._check(features)
         if not self.causal or self.transduces or self.training:
-            raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
+            raise SettingError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
         if cache.features % SUBSAMPLED:
             raise ValueError(
                 f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"

@@ -25,6 +25,7 @@ from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from linvit.errors import SettingError
 from linvit.layers.checks import (
     Channels,
     Depth,
@@ -216,10 +217,10 @@ def _check(input_size: int, patch_size: int, width: int, heads: int, mechanism: 
     known("mechanism", mechanism, at("images"))
     multiple_of_heads(width, heads)
     if input_size % patch_size:
-        raise ValueError(
+        raise SettingError(
             f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the two"
         )
     if width * mlp_ratio < 1:
-        raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves no channels to the feed-forward: set it higher")
+        raise SettingError(f"`mlp_ratio` is {mlp_ratio}, which leaves no channels to the feed-forward: set it higher")
     if width % 4:
-        raise ValueError(f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it")
+        raise SettingError(f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it")

@@ -11,6 +11,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import clean_state_dict, register_model
 from torch import nn
 
+from linvit.errors import SettingError
+
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 WEIGHTS = Path(__file__).with_name("weights")
 """The folder of the weights that come with linvit, and of their model cards."""
@@ -28,7 +30,7 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
-        raise ValueError(f"`pattern` is {pattern!r}, expected four letters out of ({known}), one per stage")
+        raise SettingError(f"`pattern` is {pattern!r}, expected four letters out of ({known}), one per stage")
     return tuple(letters[letter] for letter in pattern)
 
 

@@ -6,6 +6,7 @@ from typing import cast
 
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.layers.operator import AttentionLayer, Lesson
 from linvit.models.linearizing import softmax_layers
 from linvit.models.slots import Slot, slots_of
@@ -23,7 +24,7 @@ def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> lis
     slots = slots_of(teacher)
     given = _of_operators(student, teacher) if slots is None else _of_slots(student, teacher, slots.slots, scores)
     if not given:
-        raise ValueError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
+        raise SettingError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
     for lesson in given if scores else ():
         learning, taught = (cast(AttentionLayer, student.get_submodule(lesson.attention)), lesson.scoring)
         if taught is None:

@@ -9,6 +9,7 @@ import timm
 from torch import nn
 
 from linvit.arguments import check_network
+from linvit.errors import SettingError
 from linvit.layers.attention import AXES
 from linvit.layers.conformer import FrameAttention
 from linvit.layers.mechanisms import MECHANISMS
@@ -78,7 +79,7 @@ def linearize(
     check_network("model", model)
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
     if known("mechanism", mechanism, MECHANISMS).axes is None:
-        raise ValueError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
+        raise SettingError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
     student = copy.deepcopy(model)
     kept = {id(module) for module in student.modules()}
     slots = slots_of(student)
@@ -107,12 +108,12 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
     """Gives our own layers with softmax attention the operator of the mechanism."""
     for key in attention:
         if key not in AXES:
-            raise ValueError(
+            raise SettingError(
                 f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
             )
     layers = softmax_layers(model)
     if not layers:
-        raise ValueError(
+        raise SettingError(
             f"`model` is a {type(model).__name__} without softmax attention that we know: choose another model, or"
             " write an adapter for its class (linvit.models.slots.adapter)."
         )

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from timm.models import build_model_with_cfg, list_pretrained, resolve_pretrained_cfg
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.ranges import Range, Some, check
 
 Index = Annotated[int, Range(-1_000, 999)]
@@ -69,7 +70,7 @@ def create(
     info: Any = model.feature_info if headless else None
     taken = [index % len(info.info) for index in info.out_indices] if info else [0]
     if taken != sorted(set(taken)) or not taken:
-        raise ValueError(
+        raise SettingError(
             f"`out_indices` is {kwargs['out_indices']}, expected a number above 0, or different indices in ascending"
             " order: the maps always come in the order of the network."
         )
@@ -83,7 +84,7 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
         yield
     except (AssertionError, IndexError) as error:  # raised by timm for wrong arguments
         if arguments.get("out_indices") is not None:
-            raise ValueError(
+            raise SettingError(
                 f"`out_indices` is {arguments['out_indices']}, but {variant} has fewer maps: choose others, such as"
                 " (-2, -1)."
             ) from error

@@ -9,6 +9,7 @@ from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dt
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
 from linvit.layers.checks import (
@@ -132,7 +133,7 @@ class Pyramid(Backbone):
         mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
-            raise ValueError(
+            raise SettingError(
                 f"`attention` has {unheeded[0]!r}, but {pattern} has no linear stage: remove it or change `pattern`"
             )
         head_widths = list(map(multiple_of_heads, widths, heads))

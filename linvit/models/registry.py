@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.models import conformer, dit, sequence
 from linvit.ranges import check, known
 
@@ -49,5 +50,5 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
     for argument in arguments:
         if argument not in known_arguments:
             near = difflib.get_close_matches(argument, known_arguments, n=1, cutoff=0.0)[0]
-            raise ValueError(f"{name} has no argument {argument!r}: did you mean `{near}`?")
+            raise SettingError(f"{name} has no argument {argument!r}: did you mean `{near}`?")
     return network(outputs, **{**sizes, **arguments})

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from linvit.errors import SettingError
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
 from linvit.layers.checks import (
@@ -192,7 +193,7 @@ def generate(
     """
     check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
     if isinstance(prompt, Tensor) and prompt.numel() == 0:
-        raise ValueError("`prompt` is empty, expected one token or more")
+        raise SettingError("`prompt` is empty, expected one token or more")
     check_whole_numbers("prompt", prompt, ("tokens",), 0, network.vocabulary - 1)
     choose = partial(_sampled, temperature=temperature, top_p=top_p, generator=generator)
     return _generated(network, prompt, tokens, choose, stop)

@@ -8,6 +8,7 @@ from timm.models import get_model_args
 from torch import nn
 
 from linvit.arguments import kind
+from linvit.errors import SettingError
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
@@ -60,7 +61,7 @@ def swap_attention(
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     for key in attention or {}:
         if key not in takes:
-            raise ValueError(
+            raise SettingError(
                 f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
                 f"{nearest(key, takes)}"
             )
@@ -70,7 +71,7 @@ def swap_attention(
     slots = slots_of(model)
     if slots is None:
         names = ", ".join(swappable.__name__ for swappable in ADAPTERS)
-        raise ValueError(f"`model` is {kind(model)}, expected one of {names}: choose another model")
+        raise SettingError(f"`model` is {kind(model)}, expected one of {names}: choose another model")
     letters = each_letter(pattern, slots.letters, slots.exact)
     chosen = [slot for slot in slots.slots if letters[slot.letter] == "L"]
     changes = [change for slot in chosen for change in _changes(slot, mechanism, options)]
@@ -103,7 +104,7 @@ def _changes(slot: Slot, mechanism: str, options: dict[str, Any]) -> list[Change
     changes: list[Change] = [lambda: put(new)]
     if MECHANISMS[mechanism].local_feed_forward:
         if slot.local:
-            raise ValueError(
+            raise SettingError(
                 f"`mechanism` {mechanism!r} adds a local feed-forward, which PVT has already: use 'linear_relu'"
             )
         old = required(slot.block.mlp, Mlp)
@@ -143,7 +144,7 @@ def _fitting(slot: Slot, mechanism: str, layer: type[TokenAttention], options: d
     takes = declared(cast(type, layer))
     if slot.rotated:
         if not layer.rotates:
-            raise ValueError(
+            raise SettingError(
                 f"`mechanism` {mechanism!r} cannot keep the rotation of the model, because it attends to other channels"
                 " than the heads': choose another mechanism, such as 'linear', 'rala' or 'mala'"
             )
@@ -167,7 +168,7 @@ def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
         return "L" * count
     if not pattern or set(pattern) - set("LS") or count % len(pattern) or (exact and len(pattern) != count):
         expected = f"{count} letters" if exact else f"{count} letters or a number that divides it"
-        raise ValueError(
+        raise SettingError(
             f"`pattern` is {pattern!r}, expected {expected}, L for the mechanism or S for the present attention: "
             "correct it"
         )

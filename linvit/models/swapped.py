@@ -18,6 +18,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Heads, Kernel, Rate, Ratio, Width
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.family import imagenet_cfg, register
@@ -63,7 +64,7 @@ def _build(
 ) -> nn.Module:
     check(TIMM, {"pattern": pattern, "attention": attention, **kwargs})
     if mechanism == "softmax" and attention:
-        raise ValueError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
+        raise SettingError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
     model = body(**kwargs)
     if mechanism == "softmax":
         is_vit = body is VisionTransformer

@@ -17,6 +17,7 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
+from linvit.errors import SettingError
 from linvit.files import check_writable, user_path, write_csv, write_json
 from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
@@ -95,11 +96,11 @@ def analyze(
     Raises ValueError if an argument is unknown, or arguments do not fit together.
     """
     if what not in ("all", *ANALYSES):
-        raise ValueError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
+        raise SettingError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
     if count < 1:
-        raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
+        raise SettingError(f"`count` is {count}, expected 1 or more images: set it higher.")
     if len(query) != 2 or not all(0 <= share <= 1 for share in query):
-        raise ValueError(
+        raise SettingError(
             f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1: change it."
         )
     run.task.cpu()
@@ -144,11 +145,11 @@ def _images(run: Run, subject: Subject, images: Any, count: int, overrides: dict
     if images is None and (run.recipe or overrides):
         return from_source(run.source(**overrides), count, SHOWN)
     if overrides:
-        raise ValueError(
+        raise SettingError(
             f"`{next(iter(overrides))}` is a setting of the data, but `images` are given: leave one of them out."
         )
     if subject.transform is None:
-        raise ValueError("Image generators are analyzed on the data of their run: leave `images` out.")
+        raise SettingError("Image generators are analyzed on the data of their run: leave `images` out.")
     if images is None:
         return from_photos(subject.transform, channels, count, SHOWN)
     inputs = images if isinstance(images, list | tuple) else [images]
@@ -208,7 +209,7 @@ ANALYSES: dict[str, Callable[[_View], _Result]] = {"rank": _rank, "scores": _sco
 
 def _some(measured: list[Measured]) -> list[Measured]:
     if not measured:
-        raise ValueError(
+        raise SettingError(
             "Every chosen attention layer has a single token, so there is nothing to measure: give larger images, or"
             " choose other `layers`."
         )

@@ -15,6 +15,7 @@ from linvit.data.disk import collecting
 from linvit.data.images.image import PAGED
 from linvit.data.source import Content, Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import allows, as_tuple, check, check_names, declared, known
 from linvit.runs.progress import tracked
@@ -114,7 +115,7 @@ def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
     fitting = _fitting(root)
     if len(fitting) > 1:
         *first, last = fitting
-        raise ValueError(
+        raise SettingError(
             f"{root} fits the formats {', '.join(first)} and {last}: choose one with `format`, such as"
             f" `format={first[0]}`."
         )
@@ -128,7 +129,7 @@ def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
         settings = RECOGNIZED[name].found_in(root)
         if settings:
             return settings
-    raise ValueError(
+    raise SettingError(
         f"{root} is in none of the formats {', '.join(RECOGNIZED)}: choose another folder, or set `format` to learn"
         " what is missing."
     )

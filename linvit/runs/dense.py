@@ -20,6 +20,7 @@ from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
 from linvit.environment import memory
+from linvit.errors import SettingError
 from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
@@ -54,9 +55,9 @@ class DenseSpec(TaskSpec):
         framework, backbone = model.get("framework"), model.get("backbone")
         if not isinstance(framework, str) or framework not in self.frameworks:
             known = ", ".join(self.frameworks)
-            raise ValueError(f"`framework` is {framework!r}, expected for {self.name} one of {known}: choose one.")
+            raise SettingError(f"`framework` is {framework!r}, expected for {self.name} one of {known}: choose one.")
         if not backbone:
-            raise ValueError("The model needs a `backbone`: set it to a name that `linvit models` lists.")
+            raise SettingError("The model needs a `backbone`: set it to a name that `linvit models` lists.")
         with known_arguments(backbone, model):
             return build_dense(**model, num_classes=num_classes)
 
@@ -65,7 +66,7 @@ class DenseSpec(TaskSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if "class_names" in given:
-            raise ValueError("`class_names` cannot be changed, because the network fixes its classes: leave it out.")
+            raise SettingError("`class_names` cannot be changed, because the network fixes its classes: leave it out.")
         source = self.create_source(name, stored | given | {"class_names": run.class_names})
         return prepared_for(run, source, given)
 
@@ -86,7 +87,7 @@ class DenseSpec(TaskSpec):
 
     def json_writer(self, run: "Run", path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
         """A context manager that yields a function writing one prediction at a time to a JSON file."""
-        raise ValueError("Label maps cannot be saved as .json: call `save` with a folder.")
+        raise SettingError("Label maps cannot be saved as .json: call `save` with a folder.")
 
     def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
         """A context manager that yields a function writing one prediction at a time to a folder."""
@@ -166,7 +167,7 @@ class DensePredictions(Predictions[Any]):
         self._spec, self._run, self._items, self._written = spec, run, items, written
 
     def to_csv(self, path: str | Path) -> None:
-        raise ValueError("Objects and label maps cannot be saved as .csv: call `save` with a folder.")
+        raise SettingError("Objects and label maps cannot be saved as .csv: call `save` with a folder.")
 
     def to_json(self, path: str | Path) -> None:
         self._check_kept()
@@ -183,7 +184,7 @@ class DensePredictions(Predictions[Any]):
 
     def _check_kept(self) -> None:
         if self._written is not None:
-            raise ValueError(
+            raise SettingError(
                 f"Masks and maps were written to {self._written} and not kept: call `predict` without `output`."
             )
 
@@ -239,7 +240,7 @@ def _fitting(image: Image.Image, name: str) -> Image.Image:
 def checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
     folder = user_path(output)
     if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
-        raise ValueError(
+        raise SettingError(
             f"`output` is {folder}, expected a folder, because detectors and segmentors write many files: give one."
         )
     for path in (Path(item) for item in inputs if isinstance(item, str | Path)):

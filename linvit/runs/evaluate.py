@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Trainer
 
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.runs.progress import bars, quiet_lightning
 from linvit.tasks.measures import AVERAGED, Measure
 
@@ -64,7 +65,7 @@ def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any)
     with quiet_lightning():
         logged = Trainer(**settings | trainer).validate(run.task, datamodule=source, verbose=False)
     if not logged:
-        raise ValueError(f"The data of {run.path} has no validation samples: set `data` to other data.")
+        raise SettingError(f"The data of {run.path} has no validation samples: set `data` to other data.")
     values = {key.removeprefix("val/"): value for key, value in logged[0].items()}
     counted = {run.task.counted: round(values.pop(run.task.counted))}
     averaged = {key.removeprefix(AVERAGED): value for key, value in values.items() if key.startswith(AVERAGED)}

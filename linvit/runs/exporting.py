@@ -22,6 +22,7 @@ from linvit.deploy import Exported, write
 from linvit.deploy.facts import BACKBONE, DETECTIONS, SEQUENCES, Facts, digest
 from linvit.deploy.formats import format_of
 from linvit.deploy.quantizing import need_int8
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.models.dense.anchors import Anchors
 from linvit.models.dense.backbone import STRIDES, DenseBackbone
@@ -134,7 +135,7 @@ def export(
     able = 0 < smallest <= min(sides)
     if dynamic and not able:
         least = f", expected at least {smallest} px" if smallest else ""
-        raise ValueError(
+        raise SettingError(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
     patches = next((module for module in network.modules() if isinstance(module, PatchEmbed)), None)
@@ -161,10 +162,10 @@ def _as_classifier(run: Run, spec: StudentSpec) -> Run:
 
 def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:
     if int8 and calibrate is None:
-        raise ValueError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
+        raise SettingError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
     for name, value in (("calibrate", calibrate), ("report", report)):
         if value is not None and not int8:
-            raise ValueError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
+            raise SettingError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
 
 
 def _check_source(source: Run | nn.Module) -> None:
@@ -186,7 +187,7 @@ def _check_region_detector(run: Run, path: Path, dynamic: bool | None, int8: boo
         raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {known}: change the suffix.")
     for name, given in (("dynamic", dynamic), ("int8", int8)):
         if given:
-            raise ValueError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
+            raise SettingError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
 
 
 def of_run(run: Run) -> tuple[nn.Module, Facts]:
@@ -217,7 +218,7 @@ def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
     elif hasattr(network, "pretrained_cfg") and hasattr(network, "num_classes"):
         return of_run(of_classifier(_name(network), network))
     else:
-        raise ValueError(
+        raise SettingError(
             f"`source` is {kind(network)}, expected a run, a classifier of timm, a backbone (a timm model with"
             " `features_only=True`, or a DenseBackbone), a Decoder or a Conformer: give one."
         )
@@ -295,7 +296,7 @@ def calibration_images(calibrate: Sequence[Any], facts: Facts) -> Tensor:
     """Images to calibrate on as uint8 (images, channels, height, width). Raises ValueError if there are too few."""
     opened = _opened(calibrate, MOST_TO_CALIBRATE, facts.channels)
     if len(opened) < FEWEST_TO_CALIBRATE:
-        raise ValueError(
+        raise SettingError(
             f"`calibrate` has {len(opened)} readable images, expected {FEWEST_TO_CALIBRATE} or more: give more images."
         )
     return _resized(opened, *facts.size)

@@ -21,6 +21,7 @@ from linvit.deploy.sequences import (
     state_shapes,
     unfused,
 )
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder
@@ -44,7 +45,7 @@ def export_sequence(
     """
     unwanted = next((name for name, value in options.items() if value), None)
     if unwanted is not None:
-        raise ValueError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
+        raise SettingError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
     path = user_path(path)
     format = format_of(path, opset=opset)
     if path.suffix not in SUFFIXES:
@@ -73,7 +74,7 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
     states = state_shapes(network)
     grow = next((name for name, shape in states.items() if 0 in shape), None)
     if grow is not None and not dynamic:
-        raise ValueError(
+        raise SettingError(
             f"The cache of {network.mechanism} attention grows with every token, so a file cannot read one token of a"
             " fixed size: leave `dynamic` out, or use a linear mechanism."
         )
@@ -88,12 +89,12 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
 
 def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | None) -> SequenceFacts:
     if network.transduces:
-        raise ValueError(
+        raise SettingError(
             "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
             " with `head=ctc`."
         )
     if dynamic is False:
-        raise ValueError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
+        raise SettingError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
     about: dict[str, Any] = {"mels": network.mels, "window": WINDOW, "hop": HOP, "floor": FLOOR}
     names: tuple[str, ...] = ()
     if isinstance(source, Run):

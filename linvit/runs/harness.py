@@ -21,6 +21,7 @@ from torch import nn
 
 from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.data.text.tokens import decoded_after
+from linvit.errors import SettingError
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, known
 from linvit.runs.progress import tracked
@@ -172,9 +173,9 @@ def evaluate_tasks(
     Raises ValueError for an unknown task, a missing folder, and data as read_benchmark.
     """
     if include is not None and not Path(include).is_dir():
-        raise ValueError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
+        raise SettingError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
     if include is not None and task_data is not None:
-        raise ValueError("`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.")
+        raise SettingError("`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.")
     with tempfile.TemporaryDirectory() as folder:
         if task_data is not None:
             include = folder
@@ -185,7 +186,7 @@ def evaluate_tasks(
         manager = TaskManager(include_path=include, include_defaults=include is None)
         unknown = [name for name in tasks if name not in manager.all_tasks]
         if unknown:
-            raise ValueError(
+            raise SettingError(
                 f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` accepts a"
                 " folder with your own."
             )

@@ -15,6 +15,7 @@ from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.deploy.formats import FORMATS
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
@@ -53,16 +54,16 @@ def load_run(
     """
     check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
     if path is None and model is None:
-        raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
+        raise SettingError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
     if path is not None and model is not None:
-        raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
+        raise SettingError("Give either a run or `model` with `checkpoint`, not both.")
     if untrained and (path is not None or checkpoint is not None or framework is not None):
-        raise ValueError(
+        raise SettingError(
             "`untrained=True` creates `model` with random weights: leave it out, or leave out the run, `checkpoint` and"
             " `framework`."
         )
     if framework is not None and model is None:
-        raise ValueError(
+        raise SettingError(
             "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
         )
     if path is not None and Path(path).suffix in FORMATS:
@@ -82,7 +83,7 @@ def load_run(
     if checkpoint is None:
         names = bundled_names()
         come = f"only {', '.join(names)} come" if names else "no network comes"
-        raise ValueError(
+        raise SettingError(
             f"`model` needs `checkpoint`, its file of weights: {come} with weights, and none are downloaded here."
             " Give the authors' file or one saved from timm (docs/use/timm.md), or a run of `linvit train`."
         )

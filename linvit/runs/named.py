@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.models.registry import create
 from linvit.runs.spec import TaskSpec
 
@@ -17,7 +18,9 @@ class NamedSpec(TaskSpec):
         arguments = dict(model)
         name = arguments.pop("name", None)
         if not name:
-            raise ValueError(f"The model needs a `name`: set it to one that `linvit models --task {self.name}` lists.")
+            raise SettingError(
+                f"The model needs a `name`: set it to one that `linvit models --task {self.name}` lists."
+            )
         try:
             return create(name, num_classes, family=self.family, **arguments)
         except TypeError as error:

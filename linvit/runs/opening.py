@@ -9,6 +9,7 @@ from torch import nn
 
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source, listed
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint
 from linvit.tasks.initialization import weights_file
 
@@ -22,7 +23,7 @@ def prepared_for(run: "Run", source: Source, given: dict[str, Any]) -> Source:
     Raises ValueError if the images do not have the network's number of channels.
     """
     if "channels" in given and source.channels != run.preprocessing.channels:
-        raise ValueError(
+        raise SettingError(
             f"`channels` is {source.channels}, but the network expects {run.preprocessing.channels}: leave it out."
         )
     names = {field.name for field in fields(run.preprocessing)} & given.keys()
@@ -40,7 +41,7 @@ def check_size(network: nn.Module, source: Source, owner: str) -> None:
     for module in network.modules():
         if isinstance(module, PatchEmbed) and module.strict_img_size and module.img_size not in (None, about.size):
             given, taken = (f"{height}×{width}" for height, width in (about.size, module.img_size))
-            raise ValueError(
+            raise SettingError(
                 f"`size` is {given} px, but the {owner} takes {taken}: set it to that, or create the {owner} with"
                 f" img_size={list(about.size)} or dynamic_img_size=true."
             )
@@ -67,7 +68,7 @@ def check_teacher(weights: str, source: Source) -> None:
         before = about.get("preprocessing", {}).get(name)
         now = getattr(source.preprocessing, name, None)
         if before is not None and now is not None and list(before) != list(now):
-            raise ValueError(
+            raise SettingError(
                 f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(before)}: use"
                 " the teacher's."
             )

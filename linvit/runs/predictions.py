@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from linvit.errors import SettingError
 from linvit.files import check_output_file, write_csv, write_text
 
 
@@ -165,7 +166,7 @@ class Predictions(Sequence[Row]):
 def check_output(path: str | Path) -> Path:
     """The checked path; raises ValueError for endings other than .csv and .json, and as `check_output_file`."""
     if Path(path).suffix not in (".csv", ".json"):
-        raise ValueError(f"`output` is {path}, expected a .csv or .json file: change the ending.")
+        raise SettingError(f"`output` is {path}, expected a .csv or .json file: change the ending.")
     return check_output_file(path)
 
 

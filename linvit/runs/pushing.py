@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
+from linvit.errors import SettingError
 from linvit.files import check_writable, reason_of, user_path
 from linvit.ranges import check
 from linvit.runs.hub_folder import write_hub_folder
@@ -94,7 +95,7 @@ def check_repository(repository: str) -> None:
     except HFValidationError as error:
         reason = reason_of(error)
     if reason:
-        raise ValueError(f"`repository` is {repository!r} ({reason}), expected user/name: write it so.")
+        raise SettingError(f"`repository` is {repository!r} ({reason}), expected user/name: write it so.")
 
 
 def check_access(repository: str, public: bool) -> None:

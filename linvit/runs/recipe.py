@@ -141,7 +141,7 @@ class Recipe:
             )
         self._source_class = self.spec.sources[self.source_name]
         settings = {name: kind for name, kind in SETTINGS.items() if name in arguments(self.spec.task)}
-        groups = {
+        groups: dict[str, Mapping[str, Any]] = {
             "task": _keys(self.spec.task, SET_ELSEWHERE),
             "data": _keys(self._source_class, {"seed"}),
             **{name: _keys(kind) for name, kind in settings.items()},
@@ -150,7 +150,7 @@ class Recipe:
         for name in ("task", "data"):  # their key `name` chooses a class and is no argument of it
             group = values.get(name)
             keys = group if isinstance(group, Mapping) else {}
-            values[name] = {key: value for key, value in keys.items() if key != "name"}
+            values = {**values, name: {key: value for key, value in keys.items() if key != "name"}}
         self._check(values, groups)
         self._components = components(values.get("trainer", {}), trust)
         defaults = DEFAULTS | {"task": _defaults(self.spec.task, groups["task"])}

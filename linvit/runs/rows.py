@@ -15,6 +15,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from linvit.environment import forks_of, share_rows
+from linvit.errors import SettingError
 from linvit.parallel import Sharded, shard
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.tasks.task import Task
@@ -44,7 +45,7 @@ class SharedRows(Callback):
             return
         groups, rest = divmod(trainer.world_size, self.number)
         if rest:
-            raise ValueError(
+            raise SettingError(
                 f"`processes_per_image` is {self.number}, but the number of processes is {trainer.world_size}: set the"
                 " trainer's `devices` to a multiple of it, and `strategy` to ddp."
             )
@@ -81,9 +82,9 @@ def _forward(network: nn.Module, sharded: Sharded, x: Any) -> Any:
 def check_sharing(argument: str, task: str, compiled: bool = False) -> None:
     """Raises ValueError for a run whose images cannot be shared; argument: the name of the number of processes."""
     if task != TASK:
-        raise ValueError(f"`{argument}` is for the task {TASK}, but this run has the task {task}: set it to 1.")
+        raise SettingError(f"`{argument}` is for the task {TASK}, but this run has the task {task}: set it to 1.")
     if compiled:
-        raise ValueError(
+        raise SettingError(
             f"`{argument}` needs layers that exchange rows, which no compiler sees: set `task.compile` to false."
         )
 

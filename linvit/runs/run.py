@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import Count, as_tuple, check, declared
 from linvit.runs.evaluate import Measures
@@ -78,7 +79,7 @@ class Run:
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:
-            raise ValueError(
+            raise SettingError(
                 f"`weights` is {weights!r}, but the checkpoint contains {' and '.join(networks)}: choose one."
             )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -100,7 +101,7 @@ class Run:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
         name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
         if name is None:
-            raise ValueError("This network comes without data: set `data` to a folder, or to a name such as digits.")
+            raise SettingError("This network comes without data: set `data` to a folder, or to a name such as digits.")
         return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
@@ -164,7 +165,9 @@ class Run:
         for name in {"mean", "std"} & settings.keys():
             count = len(getattr(self.preprocessing, name))
             if settings[name] is None or len(settings[name]) != count:
-                raise ValueError(f"`{name}` is {settings[name]}, expected {count} numbers, one per channel: change it.")
+                raise SettingError(
+                    f"`{name}` is {settings[name]}, expected {count} numbers, one per channel: change it."
+                )
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:

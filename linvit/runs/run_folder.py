@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from linvit.errors import SettingError
 from linvit.files import LOCK, locked, remove_leftovers
 
 PATIENCE = 6.0  # seconds; data-loading processes keep the lock for about five seconds after a training was killed
@@ -42,7 +43,7 @@ def held(folder: Path, resume: bool) -> Iterator[None]:
 
 def _check_empty(folder: Path) -> None:
     if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-        raise ValueError(
+        raise SettingError(
             f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
         )
 

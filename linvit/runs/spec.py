@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.ranges import as_tuple, check, check_names, declared
 from linvit.runs.evaluate import evaluate
 from linvit.tasks.task import Task
@@ -138,7 +139,7 @@ class TaskSpec:
 
     def subject(self, run: "Run") -> Subject:
         """The subject of an analysis; raises ValueError if the network has no attention over images."""
-        raise ValueError(
+        raise SettingError(
             f"A run of the task {self.name} cannot be analyzed, because it has no attention over images: use `evaluate`"
             " or `report` instead."
         )
@@ -164,7 +165,7 @@ def check_options(function: Callable[..., Any], task: str, options: Mapping[str,
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
         listed = ", ".join(f"`{name}`" for name in known if name != "progress")
-        raise ValueError(
+        raise SettingError(
             f"`{unknown}` is not an option of {function.__name__} for the task {task}, which accepts {listed}: leave it"
             " out."
         )

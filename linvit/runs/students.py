@@ -15,6 +15,7 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.models.by_name import known_arguments
 from linvit.models.linearizing import Origin
 from linvit.models.swap import NAME
@@ -56,7 +57,7 @@ class StudentSpec(ClassifierSpec):
         arguments = dict(model)
         name = arguments.pop("name", None)
         if name != NAME:
-            raise ValueError(
+            raise SettingError(
                 f"`name` is {shown(name)}, expected {NAME!r}, with the teacher's model as `base`: set both, and the"
                 " `mechanism`."
             )
@@ -118,7 +119,7 @@ class StudentSpec(ClassifierSpec):
         """
         count = cast(int, run.network.num_classes)
         if not count:
-            raise ValueError(
+            raise SettingError(
                 f"The network of {run.path} has no classifier, so it cannot predict: train one from it with the task"
                 " classification and `init`."
             )

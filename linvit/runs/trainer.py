@@ -37,7 +37,8 @@ Object = Annotated[dict[str, Any], Class()]
 Objects = Annotated[str | dict[str, Any], Class()] | Sequence[Annotated[str | dict[str, Any], Class()]]
 Duration = Annotated[str, Like(r"\d+(:\d\d){3}", "a time as DD:HH:MM:SS")] | Annotated[dict[str, Any], Some()]
 
-RANGES: Mapping[str, Any] = declared(Trainer) | {
+RANGES: Mapping[str, Any] = {
+    **declared(Trainer),
     # objects are written as classes in a recipe
     "accelerator": Annotated[str, OneOf(("auto", "gpu", *sorted(AcceleratorRegistry.available_accelerators())))]
     | Object,

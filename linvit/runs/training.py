@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source, listed
 from linvit.environment import replica
-from linvit.errors import keys_of
+from linvit.errors import SettingError, keys_of
 from linvit.files import reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
@@ -95,7 +95,7 @@ def train_in_turn(
     folders = [recipe.folder for recipe in checked]
     repeated = next((folder for folder in folders if folders.count(folder) > 1), None)
     if repeated is not None:
-        raise ValueError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
+        raise SettingError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
     before: Path | None = None
     for recipe, values in zip(recipes, checked, strict=True):
         given = overrides if before is None or values.values["init"] else _with_init(overrides, before)
@@ -130,7 +130,7 @@ def train_folder(
     target = checked.folder
     last = target / "checkpoints" / LAST
     if target.exists() and not target.is_dir():
-        raise ValueError(f"The run's folder {target} is a file: choose another `folder`.")
+        raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with held(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         before = read_resumable(last) if resume and last.exists() else None
@@ -188,7 +188,7 @@ def _tell_loggers(loggers: Sequence[Logger], recipe: Recipe) -> None:
         try:
             chosen.log_hyperparams(publishable(recipe.resolved()))
         except Exception as error:  # what it raises depends on its package
-            raise ValueError(f"`logger`: {type(chosen).__name__} cannot start ({reason_of(error)}).") from error
+            raise SettingError(f"`logger`: {type(chosen).__name__} cannot start ({reason_of(error)}).") from error
 
 
 @dataclass(eq=False)
@@ -284,7 +284,7 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
         for key in sorted({*old, *now} - FREE):
             if old.get(key) != now.get(key):
                 path = section if section == "seed" else f"{section}.{key}"
-                raise ValueError(
+                raise SettingError(
                     f"The run in {folder} has {path} {old.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."
                 )

@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
+from linvit.errors import SettingError
 from linvit.files import write_text
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import check
@@ -117,7 +118,7 @@ def origin_of(
     """What the card of a run's weights says, measured unless `measures` is given. For the rest see `save_weights`."""
     check(ARGUMENTS, {"half": half, "note": note, "license": license})
     for name in overrides.keys() - PLACES:
-        raise ValueError(
+        raise SettingError(
             f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers` may"
             " change, leave it out."
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -83,7 +83,7 @@ def plain(value: Any, key: str = "") -> Any:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     if isinstance(value, Real):
-        if not abs(value) <= HIGHEST:
+        if not abs(cast(float, value)) <= HIGHEST:
             raise ValueError(f"{key} is {quoted(value)}, expected a number from -2^53 to 2^53: change it.")
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.arguments import check_network
+from linvit.errors import SettingError
 from linvit.files import locked, remove_leftovers, user_path
 from linvit.layers.patches import checked_image
 from linvit.models.backbone import Backbone
@@ -97,7 +98,7 @@ def stream(
     given = {"rows": rows, "memory": memory, "keep": keep, "query": query, "spill": spill, "progress": progress}
     check(ARGUMENTS, given)
     if (places := {parameter.device.type for parameter in network.parameters()}) != {"cpu"}:
-        raise ValueError(f"`network` is on {' and '.join(places) or 'no device'}, expected the CPU: `network.cpu()`.")
+        raise SettingError(f"`network` is on {' and '.join(places) or 'no device'}, expected the CPU: `network.cpu()`.")
     body = next((module for module in network.modules() if isinstance(module, Backbone)), None)
     config: Mapping[str, Any] = getattr(body, "pretrained_cfg", None) or imagenet_cfg()
     opened = open_image(image, config, next(network.parameters()).dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from linvit.arguments import form, kind
 from linvit.data.images.image import CorruptImageError, say_pages
 from linvit.data.images.image import open_image as open_whole_image
+from linvit.errors import SettingError
 from linvit.files import user_path
 
 GREY, COLOUR, CMYK = range(1, 3), range(3, 6), range(4, 6)  # with alpha, and of satellites with infrared
@@ -41,7 +42,7 @@ class Image:
             raise TypeError(f"`image` has rows {kind(rows)}, expected a tensor: change `read`")
         expected = (*self.shape[:2], stop - start, self.shape[3])
         if (tuple(rows.shape), rows.dtype, rows.device.type) != (expected, self._dtype, "cpu"):
-            raise ValueError(
+            raise SettingError(
                 f"`image` has rows {start:,} to {stop - 1:,} of {rows.dtype} and shape {tuple(rows.shape)} on"
                 f" {rows.device}, expected {self._dtype}, as the network's weights, and shape {expected} on the CPU:"
                 " convert them."
@@ -77,7 +78,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
     if isinstance(image, Tensor):
         form("image", image)
         if image.ndim != 4 or not image.is_floating_point():
-            raise ValueError(
+            raise SettingError(
                 f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected floating point (batch, channels,"
                 " height, width): convert it, or give 8-bit pixels as an array."
             )
@@ -92,7 +93,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         raise TypeError(f"`image` is {kind(image)}, expected a tensor, an array, a path or a reader of rows")
     if image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != len(config["mean"]):
-        raise ValueError(
+        raise SettingError(
             f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected 8-bit pixels (height, width,"
             f" {len(config['mean'])}): convert it."
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint, replacing
 from linvit.ops.state import State
 from linvit.streaming.images import Image
@@ -48,7 +49,7 @@ class Journal:
             return
         before = read_checkpoint(folder / PROGRESS)
         if before.get("key") != key:
-            raise ValueError(
+            raise SettingError(
                 f"{folder} has the progress of another computation, whose network, image or settings differ: choose"
                 " another folder as `spill`, or remove this one."
             )

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.models.backbone import Backbone
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
@@ -46,16 +47,16 @@ def plan(network: nn.Module, shape: Sequence[int], keep: Sequence[str], query: Q
     that do not fit; and for the height of images for a segmentor.
     """
     if network.training:
-        raise ValueError("`network` is in training mode, expected evaluation mode: call `network.eval()` first.")
+        raise SettingError("`network` is in training mode, expected evaluation mode: call `network.eval()` first.")
     planned = _classifier(network, keep) if isinstance(network, Backbone) else _dense(network, shape, keep)
     if query is None:
         return planned
     names = [step.name for step in planned.steps]
     if query.block not in names:
         blocks = ", ".join(name for name in names if ".blocks." in name and not name.endswith(".attn"))
-        raise ValueError(f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.")
+        raise SettingError(f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.")
     if not (0 <= query.row < shape[2] and 0 <= query.column < shape[3]):
-        raise ValueError(
+        raise SettingError(
             f"`query` is at row {query.row} and column {query.column}, but the image is {shape[2]} × {shape[3]} px:"
             " choose a place inside."
         )
@@ -73,7 +74,7 @@ def _classifier(network: Backbone, keep: Sequence[str]) -> Plan:
         planned.maps = {strides[step.name]: step.name for step in planned.steps if step.stage is not None}
     last, pool = planned.steps[-1].name, pooling(network)
     if pool and pool not in AVERAGES:
-        raise ValueError(
+        raise SettingError(
             f"The pooling of `network` is {pool!r}, expected an average: create it with global_pool='avg'."
         )
     if pool:
@@ -103,7 +104,7 @@ def _dense(network: nn.Module, shape: Sequence[int], keep: Sequence[str]) -> Pla
         if SCORES in keep:
             planned.maps[SCORES] = SCORES
     else:
-        raise ValueError(
+        raise SettingError(
             f"`network` is a {type(network).__name__}, expected a RAVLT, MAViT or CARE, a DenseBackbone, SemanticFPN or"
             " UperNet: choose one of these networks."
         )

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.operator import Operator
 from linvit.ops.bidirectional import rule_of, summarized, tokens_of
 from linvit.ops.state import nonzero, read
@@ -42,7 +43,9 @@ def query_step(step: Step, query: Query, stride: int) -> Step:
     """
     operators = [module for module in step.module.modules() if isinstance(module, Operator)]
     if len(operators) != 1:
-        raise ValueError(f"`query` names {query.block}, which has no attention: choose a block with linear attention.")
+        raise SettingError(
+            f"`query` names {query.block}, which has no attention: choose a block with linear attention."
+        )
     place = (query.row // stride, query.column // stride)
     return Step(QUERY, step.inputs, step.module, partial(_scores, operators[0], step.forward, place))
 

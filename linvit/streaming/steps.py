@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.attention import rotary_table
 from linvit.layers.block import AttentionBlock
 from linvit.layers.operator import LEARNED, Operator
@@ -90,7 +91,7 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
     """
     for name, module in network.named_modules():
         if isinstance(module, Operator) and module.options is None:
-            raise ValueError(
+            raise SettingError(
                 f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
                 " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`."
             )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from linvit.analysis.markdown import check_marks, marks, replace_between_marks
 from linvit.bundled import find_recipe
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import Count, Seed, Some, check
 from linvit.studies.ledger import Ledger
@@ -107,10 +108,10 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
         return None, [None]
     key, equals, text = over.partition("=")
     if not key or not equals or not text:
-        raise ValueError(f"`over` is {over!r}, expected key=value,value,… such as data.pairs=4,8,16.")
+        raise SettingError(f"`over` is {over!r}, expected key=value,value,… such as data.pairs=4,8,16.")
     values = text.split(",")
     if "" in values or len({folder_name(value) for value in values}) < len(values):
-        raise ValueError(f"`over` is {over!r}, expected different values: leave out empty and repeated ones.")
+        raise SettingError(f"`over` is {over!r}, expected different values: leave out empty and repeated ones.")
     return key, values
 
 

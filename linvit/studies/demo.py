@@ -7,6 +7,7 @@ from pathlib import Path
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.bundled import bundled_folder
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.runs import Run, load_run
 from linvit.studies import inside
@@ -45,7 +46,7 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
     recipes = bundled_folder() / "demo" if recipes is None else user_path(recipes)
     paths = sorted(recipes.glob("*_nano_digits.yaml"))
     if not paths:
-        raise ValueError(f"The folder {recipes} has no recipes *_nano_digits.yaml: give another folder as `recipes`.")
+        raise SettingError(f"The folder {recipes} has no recipes *_nano_digits.yaml: give another folder as `recipes`.")
     progress(f"Training {len(paths)} networks, {workers} at a time.")
     comparison = replace(compare(paths, folder, seeds=1, workers=workers, progress=progress), baselines=())
     runs = {row.name.removesuffix("_digits"): load_run(folder / row.name / "seed0") for row in comparison.rows}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit import environment
+from linvit.errors import SettingError
 from linvit.files import user_path, write_text
 
 OF_THE_MACHINE = {  # settings that may differ
@@ -49,7 +50,7 @@ class Ledger:
         if row is None:
             return None
         if row["settings"] != digest(values):
-            raise ValueError(
+            raise SettingError(
                 f"{self.path} has the run {run!r} with other settings: remove its line to train again, or choose"
                 " another `ledger`."
             )

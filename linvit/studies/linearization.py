@@ -15,6 +15,7 @@ from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import check_device, describe, sentence
 from linvit.bench.rows import Device, Threads
 from linvit.environment import commit
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.layers.operator import Lesson
 from linvit.models.lessons import lessons, letters_of
@@ -170,7 +171,7 @@ def plan_linearization(
     folder, page = (None if path is None else user_path(path) for path in (output, write))
     if page is not None:
         if folder is None:
-            raise ValueError("`write` is set, but not `output`, whose name its marks have: set both.")
+            raise SettingError("`write` is set, but not `output`, whose name its marks have: set both.")
         check_marks(page, *marks(folder.name))
     task = run.task
     if not isinstance(task, Alignment):
@@ -196,7 +197,7 @@ def plan_linearization(
         plan.publish(cast(Path, folder), page)
     if budget is not None and plan.chosen is None:
         fastest = min(x.ms for x in proposals)
-        raise ValueError(f"`budget` is {budget} ms, but the fastest pattern takes {fastest:.2f} ms: allow more time.")
+        raise SettingError(f"`budget` is {budget} ms, but the fastest pattern takes {fastest:.2f} ms: allow more time.")
     return plan
 
 
@@ -258,7 +259,7 @@ def _new_pair(origin: Origin, images: Tensor) -> Hybrid:
         teacher.eval()
         student = origin.student(teacher)
     except (AssertionError, ValueError) as error:
-        raise ValueError(f"`size` is {height}×{width}, but {origin.base['name']} cannot take it: {error}.") from error
+        raise SettingError(f"`size` is {height}×{width}, but {origin.base['name']} cannot take it: {error}.") from error
     for network in (teacher, student):
         network.to(images)
     return Hybrid(student, teacher, lessons(student, teacher))

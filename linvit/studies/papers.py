@@ -15,6 +15,7 @@ from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
 from linvit.bundled import bundled_folder
+from linvit.errors import SettingError
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, Seed, check
@@ -315,7 +316,7 @@ def variants_of(recipes: Path) -> list[Path]:
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
     missing = [name for name in baselines_of(recipes) if name not in {path.stem for path in paths}]
     if missing:
-        raise ValueError(
+        raise SettingError(
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
             " `recipes`."
         )

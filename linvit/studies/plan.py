@@ -12,6 +12,7 @@ import torch
 from linvit import environment
 from linvit.analysis.cost import count_cost
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.files import check_writable
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.studies.ledger import Ledger
@@ -111,7 +112,7 @@ def train_plans(
     score, known = plans[0].task.score, plans[0].task.measures
     for name in also:
         if name not in known:
-            raise ValueError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
+            raise SettingError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
     check_writable(folder)
     rows = [plan.row() for plan in plans]
     trainings = [plan.cell.training(seed, each_seed(seed), folder) for seed in seeds for plan in plans]
@@ -198,7 +199,9 @@ def check_shared(settings: Sequence[str]) -> None:
     """Raises ValueError for a setting of all runs that is their own."""
     for setting in settings:
         if setting.partition("=")[0] in ("seed", "folder"):
-            raise ValueError(f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it.")
+            raise SettingError(
+                f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it."
+            )
 
 
 def folder_name(value: str) -> str:

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import Callback
 
 from linvit.bundled import header
 from linvit.environment import end_with_parent, forks_of
+from linvit.errors import SettingError
 from linvit.files import write_text
 from linvit.studies.ledger import Ledger
 from linvit.tasks.checkpoints import BEST, RunStoppedError, read_curves
@@ -56,7 +57,7 @@ class Training:
         """
         settings = self.folder / SETTINGS
         if settings.is_file() and json.loads(settings.read_text()) != self.values:
-            raise ValueError(
+            raise SettingError(
                 f"{self.folder} contains a run with other settings than {self.recipe}: delete that folder to"
                 " train again, or choose another `folder`."
             )

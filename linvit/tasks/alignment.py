@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.layers.operator import Lesson, Operator
 from linvit.ranges import Count, OneOf
 from linvit.tasks.initialization import ALL, FEED_FORWARD
@@ -56,7 +57,7 @@ class Alignment(StudentTask):
         **kwargs: Any,
     ) -> None:
         if compile:
-            raise ValueError(
+            raise SettingError(
                 "`compile` is true, but each block computes its gradient by itself, which cannot be compiled: leave it"
                 " out."
             )
@@ -84,7 +85,7 @@ class Alignment(StudentTask):
         line = super().start_from(source)
         changed = [name for name, tensor in self.original.state_dict().items() if not tensor.equal(before[name])]
         if changed:
-            raise ValueError(
+            raise SettingError(
                 f"The weights in {source} have another {changed[0]} than the teacher: start from an alignment with the"
                 " same `teacher`."
             )

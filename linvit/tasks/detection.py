@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, nn
 
+from linvit.errors import SettingError
 from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
 
@@ -61,7 +62,7 @@ class Detection(Task):
         source = cast(Any, self.trainer).datamodule
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
-            raise ValueError(
+            raise SettingError(
                 f"{name} needs masks, but the data is read without them: set `needs_masks` to true if it has masks, or"
                 " use retinanet."
             )

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric, Metric
 
 from linvit.environment import replica
+from linvit.errors import SettingError
 from linvit.ranges import OneOf, Range
 from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
@@ -119,7 +120,9 @@ class Diffusion(Task):
     def measure_generated(self) -> dict[str, dict[str, float]]:
         """Measures of generated images, by kind of weights: the moving average if there is one, else the raw ones."""
         if self.trainer.world_size > 1:
-            raise ValueError("Generated images are measured in one process: set `generates=false`, or use one device.")
+            raise SettingError(
+                "Generated images are measured in one process: set `generates=false`, or use one device."
+            )
         source = cast(Any, self.trainer).datamodule
         training = source.train_set()
         classifier = self._classifier(training, source.channels, source.num_classes).to(self.device)

@@ -11,6 +11,7 @@ import timm
 from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy, kl_div
 
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import Checked, OneOf, Range, Share, shown
 from linvit.tasks.initialization import initialize
@@ -42,7 +43,7 @@ class Distillation(Checked):
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.teacher is None:
-            raise ValueError(
+            raise SettingError(
                 f"`checkpoint` is {self.checkpoint}, but there is no `teacher`: name one, or leave it out."
             )
 
@@ -53,25 +54,25 @@ class Distillation(Checked):
         student = cast(Any, network)  # timm's networks have methods that nn.Module does not declare
         two_heads = hasattr(network, "set_distilled_training") and isinstance(student.get_classifier(), tuple)
         if self.kind == HARD and not two_heads:
-            raise ValueError(
+            raise SettingError(
                 f"`teacher` is set, but {type(network).__name__} has one head and hard distillation needs two:"
                 " set `kind=soft`, leave the teacher out, or choose a care_ model."
             )
         if self.kind == SOFT and two_heads:
-            raise ValueError(
+            raise SettingError(
                 f"`kind` is {SOFT!r}, but {type(network).__name__} has two heads: set it to {HARD!r}, or create it with"
                 " one."
             )
         arguments = dict(self.teacher) if isinstance(self.teacher, Mapping) else {"name": self.teacher}
         name = arguments.pop("name", None)
         if not isinstance(name, str) or not timm.is_model(name):
-            raise ValueError(f"timm does not know the `teacher` {shown(name)}: correct its name.")
+            raise SettingError(f"timm does not know the `teacher` {shown(name)}: correct its name.")
         if two_heads:
             student.set_distilled_training(True)
         try:
             teacher = self._create(name, arguments, num_classes, channels)
         except TypeError as error:
-            raise ValueError(
+            raise SettingError(
                 f"The `teacher` {name} cannot be built with {', '.join(arguments)} ({reason_of(error)}): correct them."
             ) from error
         return Teacher(teacher, self.weight, self.temperature if self.kind == SOFT else None)
@@ -83,18 +84,18 @@ class Distillation(Checked):
             return teacher
         config = timm.get_pretrained_cfg(name)
         if config is None or not config.has_weights:
-            raise ValueError(
+            raise SettingError(
                 f"timm has no pretrained weights for the teacher {name}: set `checkpoint` to a file of them."
             )
         if config.num_classes != num_classes:
-            raise ValueError(
+            raise SettingError(
                 f"The pretrained weights of the teacher {name} have {config.num_classes} classes, but the data"
                 f" has {num_classes}: set `checkpoint` to a teacher of this data."
             )
         try:
             return timm.create_model(name, **arguments, pretrained=True, in_chans=channels)
         except Exception as error:  # each hub client has its own
-            raise ValueError(
+            raise SettingError(
                 f"The pretrained weights of the teacher {name} could not be downloaded"
                 f" ({reason_of(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
                 " `checkpoint` to the file."

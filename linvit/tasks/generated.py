@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from linvit.errors import SettingError
 from linvit.files import replacing
 
 FILE = "classifier.safetensors"
@@ -100,12 +101,12 @@ def check_classifier(name: str, num_classes: int) -> PretrainedCfg:
     a network with other classes."""
     config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if config is None or not config.file or not Path(config.file).is_file():
-        raise ValueError(
+        raise SettingError(
             f"`classifier` is {name!r}, expected a network whose weights come with linvit (`linvit models` lists them):"
             " change it, or leave it out to train a small classifier."
         )
     if config.num_classes != num_classes:
-        raise ValueError(
+        raise SettingError(
             f"`classifier` is {name!r} with {config.num_classes} classes, but the data have {num_classes}: change it,"
             " or leave it out to train a small classifier."
         )

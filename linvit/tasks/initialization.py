@@ -10,6 +10,7 @@ from timm.layers import PatchEmbed, resample_abs_pos_embed
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.files import read_checkpoint, user_path
 from linvit.layers.operator import AttentionLayer
 from linvit.tasks.checkpoints import BEST, LAST
@@ -47,7 +48,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     weights = _resampled(network, target, weights)
     origin: Any = getattr(network, "origin", None)
     if origin is None and copied != ALL:
-        raise ValueError(
+        raise SettingError(
             f"`copied` is {copied!r}, but {type(network).__name__} was not made by linearizing another network: set it"
             f" to {ALL!r}."
         )

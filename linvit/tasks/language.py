@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
+from linvit.errors import SettingError
 from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
 
@@ -48,7 +49,7 @@ class Language(Task):
         if self.device_mesh is None or isinstance(self.network, FSDPModule):
             return
         if self.ema:
-            raise ValueError("`ema_decay` is not available for sharded weights: leave it out.")
+            raise SettingError("`ema_decay` is not available for sharded weights: leave it out.")
         mesh = self.device_mesh["data_parallel"]
         for block in getattr(self.network, "blocks", ()):
             fully_shard(block, mesh=mesh)

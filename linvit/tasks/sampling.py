@@ -6,6 +6,7 @@ from typing import Annotated, Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.ranges import OneOf, check
 
 TRAIN_STEPS = 1000
@@ -40,7 +41,7 @@ def spaced(steps: int) -> tuple[Tensor, Tensor]:
     Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it keeps.
     """
     if not 2 <= steps <= TRAIN_STEPS:
-        raise ValueError(f"`steps` is {steps}, expected from 2 to {TRAIN_STEPS} sampling steps: change it.")
+        raise SettingError(f"`steps` is {steps}, expected from 2 to {TRAIN_STEPS} sampling steps: change it.")
     times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
     kept = kept_signal()[times]
     before = torch.cat((kept.new_ones(1), kept[:-1]))

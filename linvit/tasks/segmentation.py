@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from linvit.errors import SettingError
 from linvit.ranges import Count, Range
 from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
@@ -58,7 +59,7 @@ class Segmentation(Task):
         self.aux_weight = aux_weight
         for name, given in (("class_weights", class_weights), ("class_names", class_names)):
             if given is not None and len(given) != num_classes:
-                raise ValueError(
+                raise SettingError(
                     f"`{name}` has {len(given)} entries, but the data has {num_classes} classes: give one for each."
                 )
         self.by_class = {f"iou_{name}": Measure(f"IoU of {name}") for name in class_names or ()}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 from torchmetrics import Metric
 
+from linvit.errors import SettingError
 from linvit.ranges import Count, check
 from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
@@ -71,7 +72,7 @@ class Speech(Task):
     def setup(self, stage: str) -> None:
         source = cast(Any, self.trainer).datamodule
         if self.lm_beam > 1 and not hasattr(source, "utterances"):
-            raise ValueError(
+            raise SettingError(
                 f"`lm_beam` needs transcripts that can be read at once, which {type(source).__name__} does not have:"
                 " leave it out."
             )
@@ -146,7 +147,7 @@ def known_beam(beam: int, network: nn.Module, name: str = "beam") -> int:
     """Returns the beam width; raises ValueError, calling it `name`, if the network cannot use it."""
     check({name: Count}, {name: beam})
     if beam > 1 and cast(Recognizer, network).transduces:
-        raise ValueError(f"`{name}` is {beam}, but a transducer is decoded greedily: leave it out.")
+        raise SettingError(f"`{name}` is {beam}, but a transducer is decoded greedily: leave it out.")
     return beam
 
 

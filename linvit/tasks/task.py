@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
 from linvit.environment import replica, sharing
+from linvit.errors import SettingError
 from linvit.ranges import Checked, Count, OneOf, Range, Seed, some_of
 from linvit.tasks.initialization import ALL, COPIED, initialize
 from linvit.tasks.measures import AVERAGED, Measured
@@ -75,7 +76,7 @@ class Task(lightning.LightningModule, Checked):
         for name in frozen:
             _module(network, name).requires_grad_(False).eval()
         if frozen and not any(parameter.requires_grad for parameter in network.parameters()):
-            raise ValueError(f"`frozen` is {frozen}, which leaves nothing to train: name fewer modules.")
+            raise SettingError(f"`frozen` is {frozen}, which leaves nothing to train: name fewer modules.")
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
         if self.ema:
             self.ema.requires_grad_(False)  # else DDP waits for their gradients
@@ -207,7 +208,7 @@ def _module(network: nn.Module, name: str) -> nn.Module:
     modules = dict(network.named_modules())
     if not name or name not in modules:
         known = [module for module in modules if module and module.count(".") <= name.count(".")]
-        raise ValueError(f"`frozen` has {name!r}, expected modules of the network: {some_of(known, name)}.")
+        raise SettingError(f"`frozen` has {name!r}, expected modules of the network: {some_of(known, name)}.")
     return network.get_submodule(name)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 
+from linvit.errors import SettingError
 from linvit.ranges import Range, Some
 from linvit.tasks.students import StudentTask, relative_errors
 
@@ -43,7 +44,7 @@ class Transfer(StudentTask):
         super().__init__(network, original, teacher, **kwargs)
         count = 0 if features is None else len(cast(Any, network).feature_info)
         if features is not None and not all(-count <= place < count for place in features):
-            raise ValueError(
+            raise SettingError(
                 f"`features` is {list(features)}, expected numbers from {-count} to {count - 1}: change it."
             )
 

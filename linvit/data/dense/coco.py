@@ -7,6 +7,7 @@ from typing import Any
 from linvit.data.dense.annotations import Annotations, read_annotations
 from linvit.data.dense.objects import ObjectSource
 from linvit.data.images.image import Side
+from linvit.errors import SettingError
 from linvit.files import user_path
 
 SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val", "valid")}
@@ -66,7 +67,7 @@ class Coco(ObjectSource):
 def find_file(root: Path, split: str, kind: str) -> Path:
     """The path of a split's annotations, whether or not there is such a file. kind: "instances" or "panoptic"."""
     if not root.is_dir():
-        raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
+        raise SettingError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
     paths = [root / "annotations" / f"{kind}_{name}.json" for name in SPLITS[split]]
     paths += [root / name / ROBOFLOW for name in SPLITS[split] if kind == "instances"]
     return next((path for path in paths if os.path.exists(path)), paths[0])

@@ -12,6 +12,7 @@ from linvit.data.dense.masks import box_around, to_runs
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular
 from linvit.data.images.image import CorruptImageError, size_of
+from linvit.errors import SettingError
 from linvit.files import reason_of
 
 SPLITS = ("train", "val")
@@ -45,7 +46,7 @@ class InstanceMasks(HeldOutObjects):
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         names = class_names or [CLASS]
         if len(names) != 1:
-            raise ValueError(f"`class_names` has {len(names)} names, expected one: the masks tell no classes apart.")
+            raise SettingError(f"`class_names` has {len(names)} names, expected one: the masks tell no classes apart.")
         folder = self.folder(split)
         collected = Collected(names)
         pairs, collected.unusable = find_masks(folder)

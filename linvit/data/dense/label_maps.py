@@ -21,6 +21,7 @@ from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, 
 from linvit.data.disk import allow, check_regular, read_text
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.source import Content, Contents, listed, untrained, untransformed
+from linvit.errors import SettingError
 from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
 
@@ -133,7 +134,7 @@ class MapSource(DenseSource):
         sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
         if len(sizes) > 1:
             shown = sorted("×".join(map(str, image)) for image, _ in sizes)
-            raise ValueError(
+            raise SettingError(
                 f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set `val_batch_size` to 1."
             )
         return default_collate(samples)
@@ -141,7 +142,7 @@ class MapSource(DenseSource):
     def check_number(self) -> None:
         """Raises ValueError if there are no classes, or more than a map of 8 bits can have."""
         if not 0 < self.num_classes < IGNORED:
-            raise ValueError(
+            raise SettingError(
                 f"{self.root} has {self.num_classes} classes, but maps of 8 bits can have 1 to {IGNORED - 1}: set"
                 " `class_names`, or correct the file with their names."
             )
@@ -181,18 +182,18 @@ class LabelMaps(MapSource):
             class_names = list(map(str, values))
         self.class_names = class_names or self.read_names(classes, num_labels)
         if num_labels not in (None, self.num_classes):
-            raise ValueError(
+            raise SettingError(
                 f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
             )
         self.check_number()
         if values and len({*values} - {*void}) != self.num_classes:
-            raise ValueError(
+            raise SettingError(
                 f"`values` has {len(values)} labels, expected {self.num_classes}, one for each class, none"
                 " of them twice or in `void`: correct it."
             )
         usable = values or [label for label in range(IGNORED) if label not in void]
         if len(usable) < self.num_classes:
-            raise ValueError(
+            raise SettingError(
                 f"`void` leaves {len(usable)} labels for {self.num_classes} classes: leave out some of its labels."
             )
         self.labels = usable[: self.num_classes]
@@ -222,7 +223,7 @@ class LabelMaps(MapSource):
         if classes or (num_labels is None and path.exists()):
             return [line.strip() for line in read_text(path).split("\n") if line.strip()]
         if num_labels is None:
-            raise ValueError(
+            raise SettingError(
                 f"The classes of {self.root} have no names: set `class_names`, `classes` or `num_labels`, or add"
                 f" {CLASSES_FILE}."
             )
@@ -231,7 +232,7 @@ class LabelMaps(MapSource):
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
         name = self.names[split]
         if not self.root.is_dir():
-            raise ValueError(f"The data folder {self.root} does not exist: set `root` to another folder.")
+            raise SettingError(f"The data folder {self.root} does not exist: set `root` to another folder.")
         folders = folders_of(self.root, name, self.layouts)
         if folders is None:
             expected = " or ".join(f"{images} and {maps}".format(name, name) for images, maps in self.layouts[:2])

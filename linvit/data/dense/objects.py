@@ -29,6 +29,7 @@ from linvit.data.disk import allow
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
 from linvit.data.source import Content, Contents, held_out_of, untrained, untransformed
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import Amount, OneOf, Seed, Share
 
@@ -121,7 +122,7 @@ class ObjectSource(DenseSource):
         known = self.annotations("train")
         indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
         if not indices:
-            raise ValueError(f"{known.path} has no image with an object in it: set `root` to other data.")
+            raise SettingError(f"{known.path} has no image with an object in it: set `root` to other data.")
         if len(indices) < len(known.images):
             empty = len(known.images) - len(indices)
             logger.info("%s: %d images without objects are not used for training.", known.path, empty)
@@ -196,7 +197,7 @@ class HeldOutObjects(ObjectSource):
         chosen = sorted(held_out if split == "val" else {*names} - held_out)
         if not chosen:
             use = "to train on" if split == "train" else "held out"
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {self.root} has {len(names)} images with annotations, but none of them is {use}: set"
                 " `held_out` between 0 and 1, or add images."
             )
@@ -205,7 +206,7 @@ class HeldOutObjects(ObjectSource):
     def existing(self, folder: Path) -> Path:
         """The folder itself; raises ValueError if there is none."""
         if not folder.is_dir():
-            raise ValueError(f"The data folder {folder} does not exist: set `root` to another folder.")
+            raise SettingError(f"The data folder {folder} does not exist: set `root` to another folder.")
         return folder
 
 

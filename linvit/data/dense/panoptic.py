@@ -13,6 +13,7 @@ from linvit.data.dense.coco import SPLITS, find_file, find_images
 from linvit.data.dense.label_maps import MapSource, Pair, read_pixels
 from linvit.data.dense.transforms import IGNORED
 from linvit.data.images.image import CorruptImageError, Side
+from linvit.errors import SettingError
 from linvit.files import user_path
 
 SEGMENTS = Field(lambda value: isinstance(value, list), "a list")
@@ -89,7 +90,7 @@ class CocoPanoptic(MapSource):
             segments = {item["id"]: class_of[item["category_id"]] for item in entry["segments_info"]}
             pairs.append(Pair(folder / image["file_name"], maps / entry["file_name"], segments))
         if not pairs:
-            raise ValueError(f"{path} has no image with an annotation: set `root` to other data.")
+            raise SettingError(f"{path} has no image with an annotation: set `root` to other data.")
         return pairs, unpaired
 
 

@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from linvit.data.dense.transforms import Resize, normalize
 from linvit.data.images.image import Deviation, Side, open_image
 from linvit.data.source import Source, Workers
+from linvit.errors import SettingError
 from linvit.ranges import Amount, Count, Seed, Share
 
 
@@ -54,7 +55,7 @@ class DenseSource(Source):
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
         if short_side > long_side:
-            raise ValueError(f"`short_side` is {short_side} px, above `long_side` with {long_side} px: swap them.")
+            raise SettingError(f"`short_side` is {short_side} px, above `long_side` with {long_side} px: swap them.")
         self.val_batch_size = val_batch_size
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
         self.std = tuple(std or IMAGENET_DEFAULT_STD)

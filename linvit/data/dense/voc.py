@@ -9,6 +9,7 @@ from linvit.data.dense.annotations import Annotations, Collected, is_number_in_t
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import shown
 
@@ -61,7 +62,7 @@ class Voc(HeldOutObjects):
         if not classes and (faults := [*damaged, *itertools.chain(*documents.values())]):
             raise ValueError(faults[0])
         if not classes:
-            raise ValueError(f"The annotations in {folder} name no object: set `root` to other data.")
+            raise SettingError(f"The annotations in {folder} name no object: set `root` to other data.")
         collected = Collected(classes)
         collected.unusable += damaged
         images = images_by_name(self.folder(split))
@@ -94,7 +95,7 @@ class Voc(HeldOutObjects):
             return self.divided(all_names, split)
         if not paths[split].exists():
             known = ", ".join(sorted(path.stem for path in folder.glob("*.txt"))) or "no lists"
-            raise ValueError(f"The list {paths[split]} does not exist: set `{split}` to one of {known}.")
+            raise SettingError(f"The list {paths[split]} does not exist: set `{split}` to one of {known}.")
         names = [line.strip() for line in read_text(paths[split]).split("\n") if line.strip()]
         outside = [name for name in names if not stays_inside(name)]
         if outside:

@@ -15,6 +15,7 @@ from linvit.data.dense.masks import area_of
 from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES, size_of
+from linvit.errors import SettingError
 from linvit.ranges import Amount, allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
@@ -108,7 +109,7 @@ class Yolo(HeldOutObjects):
             if path.exists() and class_names is None:
                 class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
         if not class_names:
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
                 " or classes.txt."
             )
@@ -140,7 +141,7 @@ def read_line(
         x, y, w, h = shape
         return label, {"bbox": [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]}
     if not -OUTSIDE <= min(shape) <= max(shape) <= 1 + OUTSIDE:
-        raise ValueError("has a polygon that leaves 0..1 (keypoints need `kpt_shape` in the .yaml file)")
+        raise SettingError("has a polygon that leaves 0..1 (keypoints need `kpt_shape` in the .yaml file)")
     across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
     polygon = [value for point in zip(across, down, strict=True) for value in point]
     box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]

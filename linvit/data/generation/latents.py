@@ -25,6 +25,7 @@ from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
 from linvit.data.source import Content, Contents, Source, Workers
+from linvit.errors import SettingError
 from linvit.files import check_writable, reason_of, replacing, user_path, write_json
 from linvit.ranges import Count, Range, Seed, check
 
@@ -59,7 +60,7 @@ class Latents(Source):
         self.root = user_path(root)
         path = self.root / ABOUT
         if not path.exists():
-            raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
+            raise SettingError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
             about = {"shift": 0.0} | read_json(path)  # earlier files have none
             check(STORED, {name: about[name] for name in STORED})
@@ -164,7 +165,7 @@ def make_latents(
     autoencoder, device = open_autoencoder(vae)  # may be downloaded, so everything else is checked first
     multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
     if not 1 <= size <= LARGEST or size % multiple:
-        raise ValueError(
+        raise SettingError(
             f"`size` is {size} px, but this autoencoder needs a multiple of {multiple} up to {LARGEST:,}: change it."
         )
     made_of = {"vae": vae, "image_size": str(size)}

@@ -15,6 +15,7 @@ from torchvision.transforms import Compose
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
 from linvit.data.order import batches_of_one_size
 from linvit.data.source import Contents, Source, Workers, image_content, listed, untransformed
+from linvit.errors import SettingError
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -76,10 +77,10 @@ class AugmentedSource(Source):
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt, repeats)
         if crop_scale[0] > crop_scale[1]:
-            raise ValueError(f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.")
+            raise SettingError(f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.")
         for name, values in {"mean": mean, "std": std}.items():
             if values is not None and len(values) != channels:
-                raise ValueError(
+                raise SettingError(
                     f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel."
                 )
         self.preprocessing = Preprocessing(
@@ -118,7 +119,7 @@ class AugmentedSource(Source):
             return super().val_order(dataset)
         sizes = getattr(dataset, "sizes", None)
         if sizes is None:
-            raise ValueError(
+            raise SettingError(
                 "`resize` is 'none', but this data does not say how large its images are: set it to crop, or use a"
                 " folder of images."
             )

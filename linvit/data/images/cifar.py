@@ -14,6 +14,7 @@ from linvit.data.disk import check_regular, read_text
 from linvit.data.images.augmented import AugmentedSource, per_channel
 from linvit.data.images.image import Channels, Deviation, Side, converted
 from linvit.data.source import held_out_of
+from linvit.errors import SettingError
 from linvit.files import reason_of, user_path
 from linvit.ranges import Seed, Share
 
@@ -98,7 +99,7 @@ class Cifar(AugmentedSource):
         kept = chosen if split == "val" else ~chosen
         if not kept.any():
             use = "held out" if split == "val" else "to train on"
-            raise ValueError(f"None of the {len(images):,} images of {self.root} is {use}: change `held_out`.")
+            raise SettingError(f"None of the {len(images):,} images of {self.root} is {use}: change `held_out`.")
         return Pixels(images.pixels[kept], images.targets[kept], images.transform, images.channels)
 
     def _read(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -149,4 +150,4 @@ def find_layout(root: Path) -> tuple[Path, Layout]:
             if (folder / layout.names).is_file():
                 return folder, layout
     expected = " or ".join(f"{layout.folder}/ with {layout.names}" for layout in LAYOUTS)
-    raise ValueError(f"The data folder {root} has no {expected}: set `root` to the binary version of CIFAR.")
+    raise SettingError(f"The data folder {root} has no {expected}: set `root` to the binary version of CIFAR.")

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.images.image import Channels, Preprocessing, Side
 from linvit.data.source import Source, Workers
+from linvit.errors import SettingError
 from linvit.ranges import Amount, Count, Range, Seed
 
 CLASSES = 10
@@ -46,7 +47,7 @@ class Digits(Source):
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
         if max_shift >= size:
-            raise ValueError(f"`max_shift` is {max_shift} px, but `size` is {size} px: set it lower than that.")
+            raise SettingError(f"`max_shift` is {max_shift} px, but `size` is {size} px: set it lower than that.")
         self.class_names = [str(digit) for digit in range(CLASSES)]
         self.preprocessing = Preprocessing((size, size), (MEAN,) * channels, (STD,) * channels, "bilinear", 1.0)
         self.max_shift = max_shift

@@ -23,6 +23,7 @@ from linvit.data.disk import files_below, none_usable, read_text, say_unread, st
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import SUFFIXES, CorruptImageError, naming, open_image, size_of
 from linvit.data.source import held_out_of, listed
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import Seed, Share, shown
 
@@ -82,7 +83,7 @@ class ImageFolder(AugmentedSource):
         if not files:
             count = sum(map(len, self._undivided.values()))
             use = "to train on" if split == "train" else "held out"
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {folder} has {count} images, but none of them is {use}: set `held_out` between 0 and"
                 " 1, or add images."
             )
@@ -136,7 +137,7 @@ class ImageFolder(AugmentedSource):
     def _folder(self, split: str) -> Path:
         if not self.root.is_dir():
             wrong = "is a file" if self.root.exists() else "does not exist"
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {self.root} {wrong}: set `root` to a folder with class folders in it, or with train/"
                 " and val/ and the class folders in each."
             )
@@ -166,7 +167,7 @@ class UnlabelledImages(AugmentedSource):
         self.class_names: list[str] = []
         if not self.root.is_dir():
             wrong = "is a file" if self.root.exists() else "does not exist"
-            raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder with images in it.")
+            raise SettingError(f"The data folder {self.root} {wrong}: set `root` to a folder with images in it.")
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         return ImageFiles([(str(path), 0) for path in self.files(split)], transform, self.channels)
@@ -178,7 +179,7 @@ class UnlabelledImages(AugmentedSource):
         others = Counter[str]()
         files = files_below(folder, SUFFIXES, others)
         if not files:
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {folder} has no image files in it ({', '.join(SUFFIXES[:3])} …), at no depth:"
                 " add images, or set `root` to another folder."
             )
@@ -190,7 +191,7 @@ class UnlabelledImages(AugmentedSource):
         chosen = [path for name, path in names.items() if (name in held_out) == (split == "val")]
         if not chosen:
             use = "to train on" if split == "train" else "held out"
-            raise ValueError(
+            raise SettingError(
                 f"The data folder {self.root} has {len(files)} images, but none of them is {use}: set `held_out`"
                 " between 0 and 1, or add images."
             )

@@ -16,6 +16,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Compose, Normalize
 
 from linvit.data.disk import check_regular
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import OneOf, Range
 
@@ -62,12 +63,12 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if min(self.size) < SMALLEST:
             height, width = self.size
-            raise ValueError(
+            raise SettingError(
                 f"The image size is {height}×{width} px, but these networks halve the image five times and need at"
                 f" least {SMALLEST}×{SMALLEST} px: set `size` to {SMALLEST} or more."
             )
         if self.channels not in MODES:
-            raise ValueError(
+            raise SettingError(
                 f"`channels` is {self.channels}, but image files have 1 (grey) or 3 (RGB): set it to 1 or 3."
             )
 

@@ -17,6 +17,7 @@ from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import is_held_out, listed, untrained
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import Share
 
@@ -85,7 +86,7 @@ class MultiLabelImages(AugmentedSource):
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         entries = self.entries[split]
         if not entries:
-            raise ValueError(
+            raise SettingError(
                 f"{self.table} has no image for the split {split!r}: set `held_out` between 0 and 1, or correct the"
                 f" column {SPLIT!r}."
             )
@@ -153,7 +154,7 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
 def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, values) of every row that is not empty, the header first."""
     if not os.path.exists(table):
-        raise ValueError(
+        raise SettingError(
             f"The table {table} does not exist: set `root` to the folder that contains it, or `labels` to its path."
         )
     reader = csv.reader(io.StringIO(read_text(table)))

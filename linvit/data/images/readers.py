@@ -17,6 +17,7 @@ from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed
 from linvit.environment import replica
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import Count
 
@@ -55,11 +56,11 @@ class TimmImages(AugmentedSource):
         kind = reader.partition("/")[0].lower()
         if kind not in (*INDEXED, *STREAMS):
             known = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
-            raise ValueError(
+            raise SettingError(
                 f"`reader` is {reader!r}, expected '' for a folder or tar file, or {known}: choose one of them."
             )
         if kind in STREAMS and self.repeats > 1:
-            raise ValueError(
+            raise SettingError(
                 f"`repeats` is {self.repeats}, but the reader {reader} is a stream, whose images come once per epoch:"
                 " set it to 1."
             )
@@ -114,7 +115,7 @@ class TimmImages(AugmentedSource):
         if names is not None:
             return names
         if count is None:
-            raise ValueError(f"The reader {self.reader} knows no class names: set `num_labels` to their number.")
+            raise SettingError(f"The reader {self.reader} knows no class names: set `num_labels` to their number.")
         return [str(index) for index in range(count)]
 
     def _open(self, split: str) -> Any:
@@ -137,7 +138,7 @@ class TimmImages(AugmentedSource):
             if isinstance(dataset.reader, ReaderImageFolder):
                 _leave_out_hidden(dataset.reader)
         except Exception as error:  # the kind depends on the reader
-            raise ValueError(
+            raise SettingError(
                 f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root}"
                 f" ({reason_of(error)}): correct `reader`, `root`, `train_split` or `val_split`."
             ) from error
@@ -145,7 +146,7 @@ class TimmImages(AugmentedSource):
 
     def _check_files(self, root: Path, split: str) -> None:
         if not root.exists():
-            raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
+            raise SettingError(f"{root} does not exist: set `root` to a folder or tar file.")
         for folder, _, _ in os.walk(root, followlinks=True):  # timm would follow links in a circle without end
             above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
             if os.path.realpath(folder) in above:
@@ -153,7 +154,7 @@ class TimmImages(AugmentedSource):
         if split == "val" and self.separate:
             return
         if root.is_file() and split == "val":
-            raise ValueError(f"{root} has the training images: set `val_root` to the file of validation images.")
+            raise SettingError(f"{root} has the training images: set `val_root` to the file of validation images.")
         synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
         if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[split], *synonyms[split])):
             raise ValueError(f"The data folder {root} has no {split}/ in it: expected {split}/CLASS/image files.")

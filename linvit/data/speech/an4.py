@@ -7,6 +7,7 @@ from typing import Any
 from linvit.data.disk import files_below, read_text
 from linvit.data.source import held_out_of
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance, composed
+from linvit.errors import SettingError
 from linvit.ranges import Share
 
 ENDING = "_{}.transcription"
@@ -46,14 +47,14 @@ class AN4(LibriSpeech):
         utterances = super().utterances("train")
         speakers = sorted({self.speaker(utterance.path) for utterance in utterances})
         if len(speakers) < 2:
-            raise ValueError(f"{self.root} has one training speaker, none can be held out: set `held_out` to 0.")
+            raise SettingError(f"{self.root} has one training speaker, none can be held out: set `held_out` to 0.")
         held_out = held_out_of(speakers, self.held_out, split=0)
         return [utterance for utterance in utterances if (self.speaker(utterance.path) in held_out) == (split == "val")]
 
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of "train" or "test"."""
         if not self.root.is_dir():
-            raise ValueError(f"The speech folder {self.root} does not exist: set `root` to one in AN4's layout.")
+            raise SettingError(f"The speech folder {self.root} does not exist: set `root` to one in AN4's layout.")
         ending = ENDING.format(name)
         listed = [path for path in files_below(self.root, (".transcription",)) if path.name.endswith(ending)]
         if len(listed) != 1:

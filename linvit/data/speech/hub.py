@@ -10,6 +10,7 @@ from torch import Tensor
 from linvit.data.source import load_rows
 from linvit.data.speech.audio import CorruptAudioError, read_audio
 from linvit.data.speech.librispeech import LibriSpeech, Utterance
+from linvit.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class HuggingFaceSpeech(LibriSpeech):
         **kwargs: Any,
     ) -> None:
         if path is None:
-            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
+            raise SettingError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         super().__init__(path, train, val, groups=1, **kwargs)
         self.arguments = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text
@@ -67,7 +68,7 @@ class HuggingFaceSpeech(LibriSpeech):
         utterances = []
         for number, text in enumerate(self._split(name)[self.text]):
             if not isinstance(text, str):
-                raise ValueError(
+                raise SettingError(
                     f"Utterance {number} of split {name} has {text!r} in the column {self.text!r}, expected its text:"
                     " set `text` to another column, or leave the utterance out."
                 )

@@ -33,6 +33,7 @@ from linvit.data.speech.audio import (
     spec_augmented,
     window_samples,
 )
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.layers.conformer import subsampled
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
@@ -66,7 +67,7 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
     if units == "characters":
         return [BLANK, *characters], ""
     if number <= len(characters):
-        raise ValueError(f"`num_tokens` is {number}, but the texts have {len(characters)} characters: set it higher.")
+        raise SettingError(f"`num_tokens` is {number}, but the texts have {len(characters)} characters: set it higher.")
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from linvit.data.disk import check_regular, files_below, read_text
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import Like, OneOf, Range, allows, expected, known, shown
 
@@ -76,7 +77,7 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     """
     benchmark, folder = known("task", task, BENCHMARKS), Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
+        raise SettingError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
     paths = _of(benchmark, folder, files_below(folder, READERS))
     if len(paths) != 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])

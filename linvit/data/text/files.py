@@ -13,6 +13,7 @@ from linvit.data.source import Content, Contents, is_held_out
 from linvit.data.text.source import CACHE, TextPreprocessing, TextSource, usable
 from linvit.data.text.tokens import Stream, join
 from linvit.environment import replica
+from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.ranges import Amount, Count, Seed, Share
 
@@ -117,7 +118,7 @@ class TextFolder(FileText):
         self.val_rows = val_rows
         if not self.root.is_dir():
             wrong = "is a file" if self.root.exists() else "does not exist"
-            raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
+            raise SettingError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
         files = files_below(self.root, suffixes)
         if (self.root / "val").is_dir():
             val = {path for path in files if path.relative_to(self.root).parts[0] == "val"}
@@ -180,10 +181,10 @@ def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[st
     count = sum(map(len, files.values()))
     endings = " or ".join(suffixes)
     if not count:
-        raise ValueError(f"{root} has no file that ends in {endings}: choose another folder, or set `suffixes`.")
+        raise SettingError(f"{root} has no file that ends in {endings}: choose another folder, or set `suffixes`.")
     missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
     if missing:
-        raise ValueError(
+        raise SettingError(
             f"{root} has {count} files that end in {endings}, but none of them is {missing}: set `held_out` between 0"
             " and 1, or add files."
         )

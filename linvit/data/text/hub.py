@@ -14,6 +14,7 @@ from linvit.data.source import load_rows
 from linvit.data.text.source import CACHE, LONGEST_ROW, TextPreprocessing, TextSource, groups
 from linvit.data.text.tokens import Rows, Stream, dtype_for
 from linvit.environment import replica
+from linvit.errors import SettingError
 from linvit.ranges import Count, Range
 
 SHUFFLED = 10_000  # documents among which a stream chooses the next at random
@@ -61,12 +62,12 @@ class HuggingFaceText(TextSource):
         **kwargs: Any,
     ) -> None:
         if path is None:
-            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
+            raise SettingError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         if tokenizer is None:
-            raise ValueError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
+            raise SettingError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
         super().__init__(context, batch_size, tokenizer, keeps_apart=keeps_apart, **kwargs)
         if streaming and self.num_workers:
-            raise ValueError(
+            raise SettingError(
                 f"`num_workers` is {self.num_workers}, but a stream is read by the training process: set it to 0."
             )
         self.arguments = {"path": path, "name": configuration, **(options or {})}
@@ -97,7 +98,7 @@ class HuggingFaceText(TextSource):
             return super().train_dataloader()
         self._stream = TextStream(self, self._skipped)
         if len(self._stream) < self.batch_size:
-            raise ValueError(
+            raise SettingError(
                 f"`epoch_rows` is {self.epoch_rows}, so each process gets {len(self._stream)} rows per epoch, fewer"
                 f" than one batch of {self.batch_size}: set it higher."
             )
@@ -124,7 +125,7 @@ class HuggingFaceText(TextSource):
         """The document of a row of the data set in UTF-8; raises ValueError if it is not text."""
         text = row.get(self.column)
         if not isinstance(text, str):
-            raise ValueError(
+            raise SettingError(
                 f"The data set {self.arguments['path']} has a row whose {self.column!r} is {text!r:.40}, expected text:"
                 " set `column` to a column of text, or remove such rows from the data."
             )
@@ -179,7 +180,7 @@ class TextStream(IterableDataset[Any]):
                 if place % world == rank:
                     yield self.source.text(row)
             if place < 0:
-                raise ValueError(
+                raise SettingError(
                     f"The data set {self.source.arguments['path']} has no documents to train on besides the"
                     f" {self.source.val_documents} held-out ones: set `val_documents` lower."
                 )

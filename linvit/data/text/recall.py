@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.source import Source, Workers
 from linvit.data.text.tokens import IGNORED
+from linvit.errors import SettingError
 from linvit.ranges import Count, Range, Seed
 
 TRAINED, HELD_OUT = 0, 1  # streams of random numbers
@@ -105,7 +106,7 @@ class Recall(RecallSource):
         words = f"recall of {pairs} of {keys} keys, {values} values"
         super().__init__(words, keys + values, **options)
         if pairs > keys:
-            raise ValueError(
+            raise SettingError(
                 f"`pairs` is {pairs}, but there are {keys} `keys`, each of which occurs once: set it lower."
             )
         self.pairs, self.keys, self.values = pairs, keys, values

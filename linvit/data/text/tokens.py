@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from linvit.errors import SettingError
 from linvit.files import reason_of
 
 IGNORED = -100
@@ -89,7 +90,7 @@ class HuggingFaceTokenizer:
         names = SEPARATORS if separator is None else (separator,)
         self.separator: int = next((token for name in names if (token := known.token_to_id(name)) is not None), -1)
         if self.separator < 0:
-            raise ValueError(
+            raise SettingError(
                 f"The tokenizer {name} has no token {' or '.join(names)}: set `separator` to its token between"
                 " documents."
             )
@@ -137,7 +138,7 @@ def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
     if name != BYTES:
         return HuggingFaceTokenizer(name, separator)
     if separator is not None:
-        raise ValueError(
+        raise SettingError(
             f"`separator` is {separator!r}, but the tokenizer 'bytes' has its own token for that: leave it out."
         )
     return Bytes()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Device, Outputs
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
@@ -50,7 +51,7 @@ def build_dense(
     takes = list(inspect.signature(build).parameters)[2:]
     for name in heads or {}:
         if name not in takes:
-            raise ValueError(
+            raise SettingError(
                 f"`heads` has the key {name!r}, expected some of {', '.join(takes)}.{nearest(name, takes)}"
             )
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)

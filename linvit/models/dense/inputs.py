@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.arguments import is_traced, kind
+from linvit.errors import SettingError
 from linvit.layers.checks import check_floats, check_whole_numbers, has_values
 
 Target = Mapping[str, Tensor]
@@ -45,7 +46,7 @@ def check_images(images: Sequence[Tensor]) -> None:
     if not isinstance(images, list | tuple | Tensor):
         raise TypeError(f"`images` is {kind(images)}, expected a list of tensors: convert it")
     if len(images) == 0:
-        raise ValueError("`images` is empty, expected one image or more")
+        raise SettingError("`images` is empty, expected one image or more")
     for number, image in enumerate(images):
         check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
 
@@ -57,7 +58,7 @@ def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, mask
             f"`targets` is {kind(targets)}, expected a list of dicts in training mode: pass them, or call `eval()`"
         )
     if len(targets) != len(images):
-        raise ValueError(f"`targets` has {len(targets)} entries for {len(images)} images, expected one per image")
+        raise SettingError(f"`targets` has {len(targets)} entries for {len(images)} images, expected one per image")
     needed = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
     for number, (target, image) in enumerate(zip(targets, images, strict=True)):
         missing = [key for key in needed if not isinstance(target, Mapping) or key not in target]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.errors import SettingError
 from linvit.layers.checks import Outputs
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.neck import Neck, conv_norm_relu
@@ -158,7 +159,7 @@ class UperNet(Checked, ReleasedNames, nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         if self.training and isinstance(images, Tensor) and images.shape[:1] == (1,):
-            raise ValueError(
+            raise SettingError(
                 "UperNet got one image in training, expected 2 or more, because batch norms follow its pooled means:"
                 " set `batch_size` higher."
             )

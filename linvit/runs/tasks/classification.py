@@ -19,6 +19,7 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.ranges import Count
 from linvit.runs.classifiers import ClassifierSpec, most_probable
 from linvit.runs.opening import prepared_for
@@ -84,7 +85,9 @@ class ClassificationSpec(ClassifierSpec):
         if processes == 1:
             return self.predict_each(run, inputs, most_probable(topk), weights, output, progress, strips)
         if strips is not None:
-            raise ValueError("`strips` reads images in one process, but `processes` is several: leave one of them out.")
+            raise SettingError(
+                "`strips` reads images in one process, but `processes` is several: leave one of them out."
+            )
         path = None if output is None else check_output(output)
         predictions = in_processes(processes, _predict_sharing_rows, run, inputs, topk, weights)
         if path:

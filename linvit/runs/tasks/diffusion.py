@@ -16,6 +16,7 @@ from linvit.analysis.report import figure_image, paragraph
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.generation.pixels import CifarImages, DigitImages, GenerationPreprocessing
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
 from linvit.models.dit import DiT
@@ -94,7 +95,7 @@ class DiffusionSpec(NamedSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if name == "latents" and run.preprocessing.decoder is None:
-            raise ValueError("`root` is a folder, but this run was trained on the built-in digits: leave it out.")
+            raise SettingError("`root` is a folder, but this run was trained on the built-in digits: leave it out.")
         return super().open_source(run, name, stored, given)
 
     def generate(
@@ -126,7 +127,7 @@ class DiffusionSpec(NamedSpec):
         """
         path = None if output is None else check_image_output(output)
         if guidance != 1 and not cast(Diffusion, run.task).class_dropout:
-            raise ValueError(
+            raise SettingError(
                 f"`guidance` is {guidance:g}, but this network was trained with `task.class_dropout=0`, so it never"
                 " generated without a class: leave `guidance` out, or train with `task.class_dropout=0.1`."
             )
@@ -140,7 +141,7 @@ class DiffusionSpec(NamedSpec):
             batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
             sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, clips)
             if not sampled.isfinite().all():
-                raise ValueError(
+                raise SettingError(
                     "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
                 )
             values = run.preprocessing.values(sampled.float())
@@ -205,7 +206,7 @@ SPEC = DiffusionSpec()
 def check_image_output(path: str | Path) -> Path:
     """The checked path; raises ValueError for endings other than .png and .npz, and as `check_output_file`."""
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
+        raise SettingError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
     return check_output_file(path)
 
 
@@ -224,7 +225,7 @@ def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None)
     """The given autoencoder, by default that of the data. Opened here, so that a wrong one fails early."""
     if preprocessing.decoder is None:
         if name is not None:
-            raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
+            raise SettingError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
         return None
     open_autoencoder(name or preprocessing.decoder)
     return name or preprocessing.decoder

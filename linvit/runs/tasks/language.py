@@ -13,6 +13,7 @@ from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Tokenizer, decoded_after
+from linvit.errors import SettingError
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, Range
 from linvit.runs.decoders import DecoderSpec
@@ -52,12 +53,12 @@ class LanguageSpec(DecoderSpec):
         if options.get("tasks") is None:
             for name in ("task_data", "include", "limit"):
                 if name in options:
-                    raise ValueError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
+                    raise SettingError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
             return super().evaluate(run, data, progress, trainer, **options)
         from linvit.runs.harness import evaluate_tasks
 
         if data is not None:
-            raise ValueError("`tasks` have their own data: leave `data` out.")
+            raise SettingError("`tasks` have their own data: leave `data` out.")
         check_options(evaluate_tasks, self.name, options)
         return evaluate_tasks(run, progress=progress, **options)
 
@@ -89,7 +90,7 @@ class LanguageSpec(DecoderSpec):
             start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
         except UnicodeEncodeError as error:
             half = ascii(prompt[error.start])
-            raise ValueError(f"`prompt` has {half}, half of a surrogate pair, not a character: remove it.") from error
+            raise SettingError(f"`prompt` has {half}, half of a surrogate pair, not a character: remove it.") from error
         before = tokenizer.encode(start)
         context = torch.tensor([tokenizer.separator, *before], device=device)
         generator = torch.Generator().manual_seed(seed)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from linvit.data.source import Source
 from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
+from linvit.errors import SettingError
 from linvit.runs.decoders import DecoderSpec
 from linvit.tasks.language import Recall as RecallTask
 
@@ -23,7 +24,7 @@ class RecallSpec(DecoderSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if "root" in given:
-            raise ValueError("`root` is a folder, but the sequences of this run are synthetic: leave it out.")
+            raise SettingError("`root` is a folder, but the sequences of this run are synthetic: leave it out.")
         return super().open_source(run, name, stored, given)
 
 

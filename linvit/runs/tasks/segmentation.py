@@ -20,6 +20,7 @@ from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DenseSource
 from linvit.data.images.image import SMALLEST
 from linvit.data.source import Source
+from linvit.errors import SettingError
 from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import Amount
@@ -101,7 +102,7 @@ class SegmentationSpec(DenseSpec):
         strips: Mapping[str, Any],
     ) -> DensePredictions:
         if output is None:
-            raise ValueError("`strips` is given without `output`: give a folder for the label maps, too.")
+            raise SettingError("`strips` is given without `output`: give a folder for the label maps, too.")
         check_pyramids()
         folder = checked_folder(output, inputs)
         items, unreadable = find_images(inputs)

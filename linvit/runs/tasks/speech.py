@@ -17,6 +17,7 @@ from linvit.data.speech.an4 import AN4
 from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, samples_in_memory, window_samples
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
+from linvit.errors import SettingError
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
@@ -229,7 +230,7 @@ def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | 
     if (count := len(items) + len(missing)) != 1:
         raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
     if not 0 < seconds < math.inf:
-        raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
+        raise SettingError(f"`seconds` is {seconds}, expected a time above 0: change it.")
     transcriber = Transcriber(run, weights)
     samples = _samples(items[0][1], items[0][0], run.preprocessing.rate)
     pieces = samples.split(max(1, round(seconds * run.preprocessing.rate)))
@@ -258,10 +259,12 @@ def set_decoding(
     recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
     beam = known_beam(recipe_beam if beam is None else beam, task.network)
     if lm_weight is not None and language_model is None:
-        raise ValueError("`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one.")
+        raise SettingError(
+            "`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one."
+        )
     for name, value in {"language_model": language_model, "word_bonus": word_bonus}.items():
         if value is not None and beam == 1:
-            raise ValueError(f"`{name}` needs a beam: set `beam=16`, for example.")
+            raise SettingError(f"`{name}` needs a beam: set `beam=16`, for example.")
     decoding: dict[str, Any] = {"names": run.class_names, "bonus": word_bonus or 0.0}
     if language_model is not None:
         decoding |= {"language_model": _n_gram(run, language_model), "weight": 0.5 if lm_weight is None else lm_weight}
