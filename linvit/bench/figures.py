@@ -60,7 +60,7 @@ def growth(report: Report) -> Figure:
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
     what = "tokens" if rows[0].tokens is not None else "pixels"
-    memory = "memory of the cache" if report.kind == "decoding" else "peak memory above inputs and weights"
+    memory = "memory of the cache" if rows[0].work == "token" else "peak memory above inputs and weights"
     labels = (f"ms per call{common}", f"{memory}, MiB")
     marked = sorted({row.extent for line in lines.values() for row in line})
     for axes, label in zip(panels, labels, strict=False):

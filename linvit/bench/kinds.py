@@ -5,18 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from linvit.bench import (
-    decoding,
-    inference,
-    machine,
-    memory,
-    operators,
-    precision,
-    sampling,
-    segmentation,
-    streaming,
-    training,
-)
+from linvit.bench import inference, machine, memory, operators, training
 from linvit.bench.clock import exact_float32, using_threads
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
@@ -24,16 +13,7 @@ from linvit.environment import commit
 from linvit.files import write_json
 from linvit.ranges import check_names, known
 
-KINDS: dict[str, Any] = {
-    "op": operators,
-    "model": inference,
-    "train": training,
-    "decoding": decoding,
-    "sampling": sampling,
-    "memory": segmentation,
-    "streaming": streaming,
-    "precision": precision,
-}
+KINDS: dict[str, Any] = {"op": operators, "model": inference, "train": training}
 
 
 def options_of(kind: str, given: Mapping[str, Any]) -> Options:

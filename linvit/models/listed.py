@@ -1,7 +1,7 @@
 """The networks of every task with size, cost and published values, as rows; counted once and stored next to this file.
 
-`make counts` counts them again, and a test compares the two. This module needs only the standard library, so that
-`linvit models` can load it without the networks.
+`python -m evidence run counts` does so again, and a test compares the two. This module needs only the standard library,
+so that `linvit models` can load it without the networks.
 """
 
 import difflib
