@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.study import Study, remaining_of_study, study
+from evidence.study import Runs
 from linvit.files import write_text
 from linvit.studies import compare
 from linvit.studies.comparison import remaining_runs
@@ -71,22 +71,18 @@ class Claims:
     def every_seed(self) -> range:
         return range(self.first_seed, self.first_seed + self.seeds)
 
-    def options(self, call: Call) -> dict[str, Any]:
-        """The arguments of `study` and of `remaining_of_study`."""
-        return {
-            "recipes": Path("recipes") / self.recipes,
-            "folder": Path("runs") / self.recipes,
-            "seeds": call.seeds or self.seeds,
-            "ledger": EVIDENCE / f"{self.ledger}.jsonl",
-            "first_seed": self.first_seed,
-            "overrides": [*self.settings, *(call.settings if self.here else ())],
-        }
+    def runs(self, call: Call) -> Runs:
+        """What is trained."""
+        seeds = range(self.first_seed, self.first_seed + (call.seeds or self.seeds))
+        settings = [*self.settings, *(call.settings if self.here else ())]
+        recipes, ledger = Path("recipes") / self.recipes, EVIDENCE / f"{self.ledger}.jsonl"
+        return Runs(recipes, Path("runs") / self.recipes, seeds, ledger, settings)
 
-    def run(self, call: Call) -> Study:
-        return study(**self.options(call), workers=call.workers, write=EVIDENCE / f"{self.page}.md", progress=print)
+    def run(self, call: Call) -> None:
+        self.runs(call).study(call.workers, EVIDENCE / f"{self.page}.md", print)
 
     def left(self, call: Call) -> str:
-        return remaining_of_study(**self.options(call))
+        return self.runs(call).left()
 
 
 @dataclass(frozen=True)

@@ -1,282 +1,120 @@
 """The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
 import argparse
-import csv
-import io
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any, cast
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import Any, cast
 
 from evidence import inside
-from evidence.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts
-from evidence.inside import Shown
-from evidence.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
-from linvit.analysis.figures import SMALL, WIDTH, colour_of, literal, subplots, write_figure
-from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
-from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
-from linvit.files import user_path, write_text
+from evidence.claims import ACCURACY, CLAIMS, verdicts
+from evidence.study_page import Study
+from linvit.analysis.markdown import check_marks, copy_figures, marks, replace_between_marks
+from linvit.files import user_path
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.ranges import Count, Range, Seed, check
 from linvit.runs.bundled import bundled_folder
 from linvit.runs.recipe import read_recipe
-from linvit.studies.inside import FIGURES, Inside, of_run
+from linvit.studies.inside import of_run
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, check_shared, silent, train_plans
 from linvit.studies.pool import remaining
-from linvit.studies.table import Comparison, Row, about_line, write_texts
+from linvit.studies.table import Row
 from linvit.tasks.checkpoints import LAST
 
-LINES = ("--", ":")
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")
-CLAIM_COLUMNS = (
-    "study", "claim", "source", "differs", "data", "first", "second", "effect", "low", "high", "met in", "of runs",
-    "p", "verdict",
-)  # fmt: skip
-ALL_VARIANTS = "Accuracy of every variant"
-COUNTED = {
-    HOLDS: ("holds here", "hold here"),
-    FAILS: ("is not reproduced", "are not reproduced"),
-    UNCLEAR: ("is undecided", "are undecided"),
-}
-
-ABOUT = """This does not repeat a paper's experiment: small networks on {data} at {size[0]}×{size[1]} px, with
-{train_images:,} training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets {seeded}the
-initial weights and the order of the images. All variants train for {epochs} epochs with the same recipe{rates}; the
-accuracy is that after the last epoch, so it compares how much is learned in {epochs} epochs."""
-ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval, which covers the randomness of training, not that of
-the held-out images. Δ is the paired difference in percentage points with its 95 % t-interval; p is that of the paired
-t-test, corrected by Holm's procedure for the number of variants. MACs are those of convolutions and linear layers for
-one image; "+ attention" are the products inside the attention."""
-ABOUT_CLAIMS = """Intervals are 95 % t-intervals of differences paired by seed, accuracies in percentage points; p is
-corrected by Holm's procedure for the number of claims, and a claim with p > 5 % is undecided, which says nothing about
-its truth. "A is better than B" holds if the mean difference is above zero (two-sided t-test) and is not reproduced if
-it is below +{relevant:g} points, so that there is no relevant advantage (ranks and entropies: below zero); "A is as
-good as B" holds if it is within ±{margin:g} point (two one-sided tests) and is not reproduced if it is outside; the
-smaller p decides. A claim with several comparisons holds if all of them hold and is not reproduced if one fails
-(Bonferroni)."""
-ABOUT_POWER = """The differences between two variants have a standard deviation of {deviation:.2f} points over the seeds
-(median of the comparisons above). With {seeds} seeds and the strictest level of Holm's procedure, a difference of
-{effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
-with a probability of {within:.0f} %."""
-
-ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count, "first_seed": Seed}
 
 
 @dataclass(frozen=True)
-class Study:
-    """The result of a study: the comparison of its recipes, the verdicts, and measurements inside the networks.
+class Runs:
+    """The runs of a study: every recipe of a folder with every seed. Complete ones are kept.
 
-    name: of its files and of its marks in a page.
-    numbers: quantity → network → one number per seed. first, shown: network → measurements with the first seed, and
-    what further figures show of it; without them, kept: the figures of the inside that are next to the page already.
+    recipes: the folder of recipes, which gives the study its name. folder: gets a folder for each variant and seed, and
+    the files of `Study.save`. seeds: two or more; if they do not begin at 0, the first one is part of the name:
+    vit_from_6, for example. ledger: a file of finished runs, which are not repeated; each new one is added. overrides:
+    `key.key=value` for every run.
+
+    Raises ValueError for fewer than two seeds, and overrides of `seed` or `folder`.
     """
 
-    name: str
-    comparison: Comparison
-    verdicts: Sequence[Verdict]
-    numbers: inside.Numbers
-    first: Mapping[str, Inside]
-    shown: Mapping[str, Shown]
-    kept: Sequence[str] = ()
+    recipes: Path
+    folder: Path
+    seeds: range
+    ledger: Path | None = None
+    overrides: Sequence[str] = ()
 
-    def to_markdown(self) -> str:
-        """The complete section, claims first, with third-level headings and the figures that `save` writes."""
-        trained = f"*{about_line(self.comparison.about)}*"
-        blocks = [*self._facts(), "### Claims", markdown_rows(self._claims("<br>"), left=6), *self._rules(), trained]
-        blocks += ["### Accuracy", f"![{ALL_VARIANTS}]({self.name}.svg)", _joined(ABOUT_TABLE)]
-        for group, rows in self._groups().items():
-            blocks += [f"#### {group}", self.comparison.table(rows)]
-        if cells := inside.cells(self.numbers):
-            drawn = [f"![{inside.DESCRIPTIONS[name]}]({self.name}_{name}.svg)" for name in self._inner()]
-            marked = [row | {"network": f"`{row['network']}`"} for row in cells]
-            blocks += ["### Inside the trained networks", *inside.about(self.numbers, self._inner())]
-            blocks += [markdown_rows(marked, left=1), *(["\n".join(drawn)] if drawn else []), trained]
-        return "\n\n".join(blocks) + "\n"
+    def __post_init__(self) -> None:
+        check_shared(self.overrides)
+        if len(self.seeds) < 2:
+            raise ValueError(f"A study has {len(self.seeds)} seeds, expected 2 or more, because intervals need two.")
 
-    def _write_page(self, path: Path, figures: Mapping[str, Figure]) -> None:
-        """Writes the same as an HTML page, with the figures of `figures`."""
-        trained = paragraph(about_line(self.comparison.about))
-        accuracy = [figure_image(figures[self.name], ALL_VARIANTS), paragraph(_joined(ABOUT_TABLE))]
-        for group, rows in self._groups().items():
-            accuracy += [subheading(group), table([self.comparison.cells(row) for row in rows])]
-        sections = [
-            ("Claims", [*map(paragraph, self._facts()), table(self._claims("\n")), *map(paragraph, self._rules())]),
-            ("Accuracy", [*accuracy, trained]),
-        ]
-        if cells := inside.cells(self.numbers):
-            drawn = {each: figures[file] for each in inside.DESCRIPTIONS if (file := f"{self.name}_{each}") in figures}
-            images = [figure_image(figure, inside.DESCRIPTIONS[name]) for name, figure in drawn.items()]
-            about = map(paragraph, inside.about(self.numbers, drawn))
-            sections.append(("Inside the trained networks", [*about, table(cells), *images]))
-        write_page(path, f"Study {self.name}", sections)
+    @property
+    def name(self) -> str:
+        first = self.seeds.start
+        return f"{self.recipes.name}_from_{first}" if first else self.recipes.name
 
-    def figures(self) -> dict[str, Figure]:
-        """File name, without its ending → figure: accuracy, and the inside of the networks with the first seed."""
-        words = self.comparison.measures[self.comparison.score].label
-        drawn = {self.name: group_figure(self.comparison.rows, self.comparison.baselines, words)}
-        if self.first:
-            drawn |= {f"{self.name}_{name}": draw(self.first) for name, draw in FIGURES.items()}
-        if self.shown:
-            drawn |= {f"{self.name}_{name}": draw(self.shown) for name, draw in inside.SHOWN_FIGURES.items()}
-        return drawn
+    def left(self) -> str:
+        """How many runs are complete, and what the others cost, see `pool.remaining`."""
+        paths, folder = variants_of(self.recipes), user_path(self.folder)
+        epochs = read_recipe(paths[0], self.overrides)["trainer"]["max_epochs"]
+        cells = [Cell(path, tuple(self.overrides)) for path in paths]
+        trainings = [cell.training(seed, _of_seed(seed, epochs), folder) for seed in self.seeds for cell in cells]
+        return remaining(trainings, None if self.ledger is None else Ledger(self.ledger))
 
-    def _inner(self) -> Sequence[str]:
-        """The figures of the inside that the Markdown shows."""
-        drawn = [*(FIGURES if self.first else ()), *(inside.SHOWN_FIGURES if self.shown else ())]
-        return drawn or self.kept
+    def study(self, workers: int = 2, write: Path | None = None, progress: Say = silent) -> Study:
+        """Trains what is left, and decides the papers' claims.
 
-    def _facts(self) -> list[str]:
-        """How many claims hold, and what was trained."""
-        counts = Counter(verdict.outcome for verdict in self.verdicts)
-        total = ", ".join(f"{counts[outcome]} {words[counts[outcome] != 1]}" for outcome, words in COUNTED.items())
-        rates = "" if len({row.lr for row in self.comparison.rows}) == 1 else " and the learning rate in the table"
-        return [f"Of {len(self.verdicts)} claims {total}.", _joined(ABOUT.format(**self.comparison.about, rates=rates))]
+        Args:
+            workers: how many runs are trained at once, one thread each.
+            write: a Markdown file; the text between its two marks with the name of the study is replaced, and the SVG
+                figures go next to it. Figures of the inside are drawn only if the runs with the first seed are in
+                `folder`; else those next to the page stay in it.
+            progress: called with a line whenever a run is complete; `print`, for example.
 
-    def _claims(self, between: str) -> list[dict[str, str]]:
-        """A row for each claim; `between` stands between its comparisons."""
-        return [
-            {
-                "claim": verdict.claim.statement,
-                "source": verdict.claim.source,
-                "what differs": verdict.claim.differs or "–",
-                "measured": between.join(effect.words for effect in verdict.effects),
-                "p": _p(verdict.p),
-                "verdict": verdict.outcome,
-            }
-            for verdict in self.verdicts
-        ]
-
-    def _rules(self) -> list[str]:
-        """How claims are decided, and what could be found."""
-        return [_joined(ABOUT_CLAIMS.format(margin=MARGIN, relevant=RELEVANT)), *self._power()]
-
-    def _groups(self) -> dict[str, list[Row]]:
-        rows = self.comparison.rows
-        return {
-            group: [row for row in rows if row.group == group] for group in dict.fromkeys(row.group for row in rows)
-        }
-
-    def _power(self) -> list[str]:
-        """What the study could find, if it compares accuracies."""
-        tested = [verdict for verdict in self.verdicts if verdict.claim.quantity == ACCURACY]
-        spreads = [effect.deviation for verdict in tested for effect in verdict.effects if effect.deviation]
-        if not spreads:
-            return []
-        deviation, seeds = median(spreads), self.comparison.about["seeds"]
-        alpha = ALPHA / sum(verdict.p is not None for verdict in self.verdicts)
-        effect, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
-        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=100 * within)
-        return [_joined(text)]
-
-    def claims_csv(self) -> str:
-        """CSV with a line for each comparison of each claim, see `claim_lines`."""
-        text = io.StringIO()
-        lines = claim_lines(self.name, self.comparison.about["data"], self.verdicts)
-        csv.writer(text, lineterminator="\n").writerows([CLAIM_COLUMNS, *lines])
-        return text.getvalue()
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes report.html, NAME.md, .csv, .json, NAME_claims.csv and the figures; returns the Markdown file."""
-        folder, comparison, figures = user_path(folder), self.comparison, self.figures()
-        self._write_page(folder / PAGE, figures)
-        for name, figure in figures.items():
-            write_figure(figure, folder / name)
-        write_text(folder / f"{self.name}_claims.csv", self.claims_csv())
-        claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
-        return write_texts(folder / self.name, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
+        Raises ValueError, before anything is trained, for a folder without recipes, recipes that differ in more than
+        model and learning rate, a page without marks, or a folder with other runs.
+        """
+        name, folder = self.name, user_path(self.folder)
+        if write is not None:
+            check_marks(write, *marks(name))
+        plans = read_variants(self.recipes, self.overrides)
+        epochs = plans[0].values["trainer"]["max_epochs"]
+        comparison = train_plans(
+            plans,
+            folder,
+            self.seeds,
+            workers,
+            baselines_of(self.recipes),
+            each_seed=lambda seed: _of_seed(seed, epochs),
+            progress=progress,
+            ledger=None if self.ledger is None else Ledger(self.ledger),
+        )
+        comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
+        numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
+        runs = _measured_runs(comparison.rows, folder, self.seeds.start)
+        first = {name: of_run(run) for name, run in runs.items()}
+        shown = {name: inside.shown_of_run(runs[name]) for name in inside.SHOWN if name in runs}
+        accuracies = {row.name: row.measures for row in comparison.rows}
+        claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
+        kept = [each for each in inside.DESCRIPTIONS if write and write.with_name(f"{name}_{each}.svg").is_file()]
+        result = Study(
+            name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown, kept
+        )
+        page = result.save(folder)
+        if write is not None:
+            copy_figures(folder, f"{name}*.svg", write)
+            replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
+        return result
 
 
-def claim_lines(study: str, data: str, verdicts: Sequence[Verdict]) -> list[list[str]]:
-    """A line for each comparison of each claim, in the columns CLAIM_COLUMNS: p is a number, "" for runs counted."""
-    lines = []
-    for verdict in verdicts:
-        claim, p = verdict.claim, "" if verdict.p is None else f"{verdict.p:.3g}"
-        for effect in verdict.effects:
-            estimate, counted = effect.difference, effect.counted or ("", "")
-            numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
-            about = [study, claim.statement, claim.source, claim.differs, data, *effect.pair]
-            lines.append([*about, *numbers, *map(str, counted), p, verdict.outcome])
-    return lines
-
-
-def study(
-    recipes: str | Path | None,
-    folder: str | Path,
-    seeds: int = 5,
-    ledger: str | Path | None = None,
-    first_seed: int = 0,
-    overrides: Sequence[str] = (),
-    workers: int = 2,
-    write: str | Path | None = None,
-    progress: Say = silent,
-) -> Study:
-    """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
-
-    Args:
-        recipes: the folder of recipes; None for the bundled study.
-        folder: gets a folder for each variant and seed, and the files of `Study.save`.
-        seeds: how many seeds, 2 or more.
-        workers: how many runs are trained at once, one thread each.
-        write: a Markdown file; the text between its two marks with the name of the study, that of the folder of
-            recipes, is replaced, and the SVG figures go next to it.
-        progress: called with a line whenever a run is complete; `print`, for example.
-        ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
-            only if the runs with the first seed are in `folder`; else those next to the page stay in it.
-        first_seed: the lowest seed. If it is not 0, it is part of the name of the study: vit_from_6, for example.
-        overrides: `key.key=value` for every run.
-
-    Raises:
-        ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
-            than two seeds, no worker, a file without marks, overrides of `seed` or `folder`, or a folder that holds
-            other runs.
-    """
-    check(ARGUMENTS, {"seeds": seeds, "workers": workers, "first_seed": first_seed})
-    check_shared(overrides)
-    recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
-    name = f"{recipes.name}_from_{first_seed}" if first_seed else recipes.name
-    write = None if write is None else user_path(write)
-    if write is not None:
-        check_marks(write, *marks(name))
-    folder, plans = user_path(folder), read_variants(recipes, overrides)
-    each_seed = _each_seed(plans[0].values)
-    known = None if ledger is None else Ledger(ledger)
-    comparison = train_plans(
-        plans,
-        folder,
-        range(first_seed, first_seed + seeds),
-        workers,
-        baselines_of(recipes),
-        each_seed=each_seed,
-        progress=progress,
-        ledger=known,
-    )
-    comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
-    numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
-    runs = _measured_runs(comparison.rows, folder, first_seed)
-    first = {name: of_run(run) for name, run in runs.items()}
-    shown = {name: inside.shown_of_run(runs[name]) for name in inside.SHOWN if name in runs}
-    accuracies = {row.name: row.measures for row in comparison.rows}
-    claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    kept = [each for each in inside.DESCRIPTIONS if write and write.with_name(f"{name}_{each}.svg").is_file()]
-    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown, kept)
-    page = result.save(folder)
-    if write is not None:
-        copy_figures(folder, f"{name}*.svg", write)
-        replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
-    return result
+def _of_seed(seed: int, epochs: int) -> tuple[str, ...]:
+    """The settings of the runs with a seed; order, augmentation and initialization follow the seed already."""
+    return f"data.split={seed}", f"trainer.check_val_every_n_epoch={epochs}"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `python -m evidence study`."""
-    command.add_argument("--recipes", type=Path, metavar="FOLDER", help="recipes (default: those of the study)")
+    command.add_argument("--recipes", type=Path, metavar="FOLDER", default=bundled_folder() / "study", help="recipes")
     command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/study"), help="of the runs")
     command.add_argument("--seeds", type=int, metavar="N", default=5, help="seeds per recipe")
     command.add_argument("--first-seed", type=int, metavar="N", default=0, help="lowest seed")
@@ -290,47 +128,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the study, or says what is left of it."""
-    settings = (options.recipes, options.folder, options.seeds, options.ledger, options.first_seed, options.set)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    runs = Runs(options.recipes, options.folder, seeds, options.ledger, options.set)
     if options.left:
-        print(f"{options.folder}: {remaining_of_study(*settings)}")
+        print(f"{options.folder}: {runs.left()}")
         return
-    result = study(*settings, workers=options.workers, write=options.write, progress=print)
-    print(f"Page: {options.folder}/report.html; tables and verdicts are also in {options.folder / result.name}.md.")
-
-
-def remaining_of_study(
-    recipes: str | Path | None,
-    folder: str | Path,
-    seeds: int = 5,
-    ledger: str | Path | None = None,
-    first_seed: int = 0,
-    overrides: Sequence[str] = (),
-) -> str:
-    """What is left of a study, see `pool.remaining`; the arguments are those of `study`."""
-    check(ARGUMENTS, {"seeds": seeds, "workers": 1, "first_seed": first_seed})
-    check_shared(overrides)
-    paths = variants_of(bundled_folder() / "study" if recipes is None else user_path(recipes))
-    each_seed, folder = _each_seed(read_recipe(paths[0], overrides)), user_path(folder)
-    every = range(first_seed, first_seed + seeds)
-    trainings = [
-        Cell(path, tuple(overrides)).training(seed, each_seed(seed), folder) for seed in every for path in paths
-    ]
-    return remaining(trainings, None if ledger is None else Ledger(ledger))
-
-
-def _each_seed(values: Mapping[str, Any]) -> Callable[[int], tuple[str, ...]]:
-    """Seed → the settings of its runs; order, augmentation and initialization follow the seed already."""
-    every = f"trainer.check_val_every_n_epoch={values['trainer']['max_epochs']}"
-    return lambda seed: (f"data.split={seed}", every)
-
-
-def _p(p: float | None) -> str:
-    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _joined(text: str) -> str:
-    """One line."""
-    return " ".join(text.split())
+    runs.study(options.workers, options.write, print)
+    print(f"Page: {options.folder}/report.html; tables and verdicts are also in {options.folder / runs.name}.md.")
 
 
 def baselines_of(recipes: Path) -> tuple[str, ...]:
@@ -401,53 +205,3 @@ def _measured_runs(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, Pa
     """The runs with this seed that are measured; none if one is not in the folder, because it was trained elsewhere."""
     runs = {row.name: folder / row.name / f"seed{seed}" for row in rows if row.inside and row.inside[0]}
     return runs if all((run / "checkpoints" / LAST).is_file() for run in runs.values()) else {}
-
-
-def group_figure(rows: Sequence[Row], baselines: Sequence[str], words: str) -> Figure:
-    """One panel per group over a common axis: mean with 95 % interval, seeds as pale dots, baselines as lines."""
-    groups = {group: [row for row in rows if row.group == group] for group in dict.fromkeys(row.group for row in rows)}
-    heights = [len(members) for members in groups.values()]
-    size = WIDTH, 0.9 + 0.27 * sum(height + 1.5 for height in heights)
-    ratios = [height + 0.5 for height in heights]
-    figure, grid = subplots(size, len(groups), sharex=True, squeeze=False, height_ratios=ratios)
-    panels = grid[:, 0]
-    for panel, (group, members) in zip(panels, groups.items(), strict=True):
-        _draw_group(panel, members)
-        panel.set_title(group, loc="left", fontsize=SMALL)
-        for name, style in zip(baselines, LINES, strict=False):
-            place = next((row.mean.mean for row in rows if row.name == name), math.nan)
-            panel.axvline(
-                place, color=colour_of(name), linestyle=style, linewidth=1, label=literal(f"mean of {name}"), zorder=0
-            )
-    panels[-1].set_xlabel(words)
-    panels[-1].set_xlim(*_limits(rows))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=SMALL)
-    return figure
-
-
-def _draw_group(panel: Axes, rows: Sequence[Row]) -> None:
-    for place, row in enumerate(rows):
-        colour = colour_of(row.name)
-        finite = [value for value in row.measures if math.isfinite(value)]
-        if not finite:
-            across = panel.get_yaxis_transform()
-            panel.text(0.01, place, "no run has a result", transform=across, fontsize=SMALL, va="center")
-            continue
-        panel.plot(finite, [place + 0.24] * len(finite), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
-        ends = [row.mean.low, row.mean.high] if math.isfinite(row.mean.low) else [row.mean.mean] * 2
-        panel.plot(ends, [place] * 2, color=colour, linewidth=1.6)
-        panel.plot(row.mean.mean, place, "o", color=colour, markersize=6)
-    panel.set_yticks(range(len(rows)), [_label(row) for row in rows])
-    panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.grid(visible=False, axis="y")
-
-
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Around every interval, but never beyond the range of a share."""
-    ends = [end for row in rows for end in (*row.measures, row.mean.low, row.mean.high) if math.isfinite(end)]
-    return max(0.0, min([*ends, 100.0]) - 1), min(100.0, max([*ends, 0.0]) + 1)
-
-
-def _label(row: Row) -> str:
-    return literal(f"{row.name} ({row.diverged} of {len(row.measures)} diverged)" if row.diverged else row.name)

@@ -14,7 +14,7 @@ from evidence import inside, speeds
 from evidence.claims import ACCURACY, ALPHA, CLAIMS, CONTROL, MARGIN, Claim, Numbers, Verdict, verdicts
 from evidence.rows import EVIDENCE, Claims, Comparison
 from evidence.statistics import UNCLEAR, p_above
-from evidence.study import CLAIM_COLUMNS, claim_lines
+from evidence.study_page import CLAIM_COLUMNS, claim_lines
 from evidence.table import AN4, BOOKS, CIFAR10, DENSE, LINEARIZE, PAPERS
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.files import write_text

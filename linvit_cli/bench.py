@@ -15,8 +15,7 @@ from linvit_cli.streams import printable, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from linvit.bench.progress import Progress
-    from linvit.bench.rows import Report
+    from linvit.bench.rows import Progress, Report
 
 HELP = "Time operators, networks and training steps next to named peers."
 EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")
@@ -41,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures, shows the results (after Ctrl-C, those so far) and returns the exit code, 1 for a wrong variant."""
     from linvit.bench import kinds, machine
-    from linvit.bench.checks import WrongResultError
+    from linvit.bench.exactness import WrongResultError
     from linvit.files import check_writable
 
     if options.output is not None:
@@ -127,7 +126,7 @@ def add_output(kind: argparse.ArgumentParser) -> None:
     kind.set_defaults(keep_memory=False, json=False, output=None)
 
 
-def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = True) -> None:
+def _add_measuring(kind: argparse.ArgumentParser, rounds: int) -> None:
     group = kind.add_argument_group("how to measure")
     text = "cuda is timed by GPU events and CUDA graphs (default: cpu)"
     group.add_argument("--device", choices=("cpu", "cuda"), help=text)
@@ -138,8 +137,7 @@ def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = Tr
     text = "time budget per size; at least three rounds are always made (default: none)"
     group.add_argument("--seconds", metavar="S", type=number, help=text)
     group.add_argument("--seed", metavar="N", type=whole, help="seed of inputs and weights (default: 0)")
-    if memory:
-        group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
+    group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
 
 
 def _add_op(kind: argparse.ArgumentParser) -> None:

@@ -10,12 +10,11 @@ from typing import cast
 import torch
 
 from linvit.bench import rows
-from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.clock import Call
+from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.page import ERROR, TIME, TOKENS, Cell, against, number
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Timed
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache

@@ -11,11 +11,10 @@ import torch
 
 from evidence.bench.decoding import MECHANISM, per_second
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.networks import randomised
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Timed
 from linvit.models.dit import DiT, Side
 from linvit.models.registry import create
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linvit.bench import inference
+from linvit.bench.page import OF_NETWORKS
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import Count, check_names
 
@@ -25,4 +26,4 @@ class Options(inference.Options):
         check_names("framework", [str(self.framework)], SEGMENTORS)
 
 
-measure = inference.measure
+measure, COLUMNS = inference.measure, OF_NETWORKS

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from linvit.bench import rows
-from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.memory import in_new_process, peak_above
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row
+from linvit.bench.page import OF_NETWORKS
+from linvit.bench.rows import Progress, Report, Row
 from linvit.environment import memory
 from linvit.ranges import Count, Range
 from linvit.streaming import stream
@@ -21,6 +21,7 @@ from linvit.streaming import stream
 PLAIN, STREAMED = "plain", "streamed"
 BYTES_PER_PIXEL = 300  # of an ordinary forward, a little more than measured for MAViT-T
 GIB = 2**30
+COLUMNS = OF_NETWORKS
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from evidence.gpu.jobs import Case, Results
 
 # All that the queue uses of linvit.bench; the other files import it from here.
 from linvit.bench import gpu
-from linvit.bench.checks import relative_error
 from linvit.bench.clock import Call, CudaClock, HostClock, Timing, interleave
-from linvit.bench.exactness import Deviation
+from linvit.bench.exactness import Deviation, relative_error
 from linvit.bench.kinds import measure
 from linvit.bench.machine import describe
 from linvit.bench.networks import Case as Network

@@ -1,4 +1,4 @@
-"""The results of a benchmark as a table and as sentences, and as a page."""
+"""The results of a benchmark as a table and as sentences."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -60,9 +60,9 @@ WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype"
 
 def cells(report: Report) -> list[dict[str, str]]:
     """The cells of the table, by heading, without columns in which nothing was measured."""
-    table = [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
-    filled = {heading for row in table for heading, cell in row.items() if cell != MISSING}
-    return [{heading: cell for heading, cell in row.items() if heading in filled} for row in table]
+    rows = [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
+    filled = {heading for row in rows for heading, cell in row.items() if cell != MISSING}
+    return [{heading: cell for heading, cell in row.items() if heading in filled} for row in rows]
 
 
 def words(table: Sequence[Mapping[str, str]]) -> int:
@@ -73,8 +73,8 @@ def words(table: Sequence[Mapping[str, str]]) -> int:
 def to_markdown(report: Report) -> str:
     """Machine, table and sentences."""
     rows = cells(report)
-    table = markdown_rows(rows, left=words(rows)) if rows else ""
-    sections = [f"{machine.sentence(report.machine)}.", table, "\n".join(f"- {line}" for line in sentences(report))]
+    text = markdown_rows(rows, left=words(rows)) if rows else ""
+    sections = [f"{machine.sentence(report.machine)}.", text, "\n".join(f"- {line}" for line in sentences(report))]
     return "\n\n".join(filter(None, sections))
 
 

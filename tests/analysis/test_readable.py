@@ -8,7 +8,7 @@ import torch
 from matplotlib.text import Text
 
 import linvit  # noqa: F401
-from evidence.study import group_figure
+from evidence.study_page import group_figure
 from linvit.analysis import answer_figures as answers
 from linvit.analysis import attention_figures as attention
 from linvit.analysis.answers import Answers, confused_pairs

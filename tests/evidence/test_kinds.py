@@ -10,7 +10,7 @@ import torch
 from evidence.__main__ import main
 from evidence.bench import decoding, precision, sampling, segmentation, streaming
 from evidence.bench.decoding import VOCABULARY, filled, step
-from linvit.bench.checks import WrongResultError
+from linvit.bench.exactness import WrongResultError
 from linvit.bench.kinds import measure
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.page import cells

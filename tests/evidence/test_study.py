@@ -14,7 +14,8 @@ from imagenet_folder import write_imagenet
 from tiny_study import write_recipes
 
 from evidence.__main__ import main
-from evidence.study import BASELINES, CLAIM_COLUMNS, best_first, marks, read_variants, study
+from evidence.study import BASELINES, Runs, best_first, marks, read_variants
+from evidence.study_page import CLAIM_COLUMNS
 from linvit.studies.plan import compared
 from linvit.tasks.measures import Measure
 
@@ -181,9 +182,9 @@ def test_what_cannot_be_a_study_is_refused_before_anything_runs(tmp_path):
     for text in ("", END + BEGIN):
         page.write_text(text)
         with pytest.raises(ValueError, match="no place for the tables"):
-            study(recipes, tmp_path / "study", write=page)
-    with pytest.raises(ValueError, match="`seeds` is 1, expected a whole number of 2 or more, because"):
-        study(recipes, tmp_path / "study", seeds=1)
+            Runs(recipes, tmp_path / "study", range(2)).study(write=page)
+    with pytest.raises(ValueError, match="A study has 1 seeds, expected 2 or more, because intervals need two"):
+        Runs(recipes, tmp_path / "study", range(1))
     with pytest.raises(ValueError, match=r"no recipe linear\.yaml"):
-        study(write_recipes(tmp_path / "other", names=("softmax",)), tmp_path / "study")
+        Runs(write_recipes(tmp_path / "other", names=("softmax",)), tmp_path / "study", range(2)).study()
     assert not (tmp_path / "study").exists()

@@ -86,7 +86,7 @@ def test_what_a_machine_has_is_told_to_recipes(monkeypatch):
     assert ROWS["bccd"].options(Call())["overrides"][-1] == "task.cpp=true"
     assert ROWS["pilot-vit"].options(Call(on="gpu"))["overrides"][-1] != "trainer.accelerator=gpu"
     assert ROWS["linearize_align"].options(Call(again=True))["ledger"] is None
-    assert ROWS["vit_from_6"].options(Call(seeds=3))["seeds"] == 3
+    assert ROWS["vit_from_6"].runs(Call(seeds=3)).seeds == range(6, 9)
 
 
 def test_rows_run_in_turn_and_one_that_fails_ends_nothing(monkeypatch, capsys):

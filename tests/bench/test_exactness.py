@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linvit.bench.checks import WrongResultError, check, relative_error
+from linvit.bench.exactness import WrongResultError, check, relative_error
 
 
 def test_error_is_relative():
