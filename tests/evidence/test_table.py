@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evidence import rows, speeds
-from evidence.__main__ import arguments, main
+from evidence.__main__ import PAGES, arguments, main
 from evidence.rows import EVIDENCE, ROOT, Bench, Call, Claims, Commands, Comparison
 from evidence.table import ALL, GROUPS, ROWS, chosen
 from linvit.analysis.markdown import check_marks, marks
@@ -70,6 +70,21 @@ def test_everything_on_the_pages_is_complete():
     for row in chosen(list(ALL)):
         if isinstance(row, Claims | Comparison):
             assert re.fullmatch(r"(\d+) of \1 runs are complete", row.left(Call())), row.name
+
+
+def test_pages_and_recipes_name_rows_and_parts_that_exist():
+    files = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "recipes").rglob("*.yaml"),
+    ]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    assert len(chosen(re.findall(r"python -m evidence run ((?!NAME)[\w-]+)", text))) > 100
+    for command in re.findall(r"`python -m evidence ((?:run (?!NAME)|list|pages|bench \w)[^`]*)`", text):
+        options = arguments().parse_args(command.split())
+        assert options.command != "run" or chosen(options.names)
+        assert not set(getattr(options, "parts", [])) - PAGES.keys()
 
 
 def test_commands_are_understood():
