@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence.study import Runs
-from linvit.files import write_text
 from linvit.studies import compare
 from linvit.studies.comparison import remaining_runs
 
@@ -167,7 +166,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines of linvit, in turn. made: a folder and the command that makes it where it is missing."""
+    """Command lines of linvit, in turn. made: a path, and the command that is run first where it is missing."""
 
     name: str
     lines: tuple[str, ...]
@@ -175,11 +174,10 @@ class Commands:
 
     def run(self, call: Call) -> None:
         if self.made is not None:
-            folder, command = self.made
-            done = Path(folder) / ".made"
-            if not done.exists():
+            path, command = self.made
+            if not Path(path).exists():
                 run_linvit(command, call)
-                write_text(done, "")
+                Path(path).touch()
         for line in self.lines:
             run_linvit(line, call)
 

@@ -243,7 +243,7 @@ PILOTS: tuple[Row, ...] = (
 
 SMALL: dict[str, Any] = {"page": "", "here": False}
 SCENES = "mask_rcnn retinanet cascade_mask_rcnn semantic_fpn upernet"
-SPOKEN = ("data/speech", "data make-speech data/speech")  # needs espeak-ng
+SPOKEN = ("data/speech/.made", "data make-speech data/speech")  # needs espeak-ng
 SMALL_LANGUAGE: tuple[Row, ...] = (
     compared("language_bytes", "language/stdlib_bytes_{}", IN_ALL, folder="language/bytes", **SMALL),
     compared(

@@ -114,7 +114,7 @@ def test_rows_run_in_turn_and_one_that_fails_ends_nothing(monkeypatch, capsys):
 
     monkeypatch.setattr(rows.subprocess, "run", run)
     monkeypatch.setattr("evidence.__main__.os.nice", lambda by: None)
-    monkeypatch.setattr(Path, "exists", lambda path: path.name == ".made")
+    monkeypatch.setattr(Path, "exists", lambda path: path.name == "scenes")
     assert main(["run", "scenes", "bodies", "--note", "a sentence"]) == 2
     assert "scenes: no data" in capsys.readouterr().err
     assert ["linvit_cli", "train", "recipes/pretrain/mala.yaml", "--resume"] in started
