@@ -1,7 +1,7 @@
 """What comes with linvit: its recipes with their headers, and its networks with their counts.
 
-Nothing here needs torch, so that the command line lists both at once. `make counts` counts the networks again, and a
-test compares the two.
+Nothing here needs torch, so that the command line lists both at once. `python -m evidence run counts` counts
+the networks again, and a test compares the two.
 """
 
 import json

@@ -15,8 +15,7 @@ from linvit_cli.streams import printable, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from linvit.bench.progress import Progress
-    from linvit.bench.rows import Report
+    from linvit.bench.rows import Progress, Report
 
 HELP = "Time operators, networks and training steps next to named peers."
 EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")
@@ -35,24 +34,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         kind = kinds.add_parser(name, description=text, epilog=examples(*shown), argument_default=argparse.SUPPRESS)
         kind.usage = f"linvit bench {name} [NAME ...] [options]"
         add(kind)
-        _add_output(kind)
+        add_output(kind)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures, shows the results (after Ctrl-C, those so far) and returns the exit code, 1 for a wrong variant."""
     from linvit.bench import kinds, machine
-    from linvit.bench.checks import WrongResultError
-    from linvit.bench.page import check_page
+    from linvit.bench.exactness import WrongResultError
     from linvit.files import check_writable
 
     if options.output is not None:
         check_writable(options.output)
-    if options.write is not None:
-        if options.output is None:
-            raise ValueError(
-                "--write needs --output, because the folder's name marks the place in the page: give both."
-            )
-        check_page(options.write, options.output)
     set_allocator(options)
     chosen = kinds.options_of(options.kind, vars(options))
     report = kinds.new_report(options.kind, chosen, options.keep_memory)
@@ -83,8 +75,6 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
     if options.output is not None:
         kinds.save(report, options.output)
         say(f"Page: {options.output}/report.html; the figures and bench.json are next to it.", 0)
-        if options.write is not None:
-            page.write_page(report, options.write, options.output)
     if options.json:
         show(json.dumps(report.as_dict()))
 
@@ -125,20 +115,18 @@ class Shown:
         say(f"{self.printed - self.start:.0f} s  {line}", 0)
 
 
-def _add_output(kind: argparse.ArgumentParser) -> None:
+def add_output(kind: argparse.ArgumentParser) -> None:
     output = kind.add_argument_group("output")
     text = "folder for bench.json and the figures (default: none)"
     output.add_argument("--output", type=Path, metavar="FOLDER", help=text)
-    text = "put table and figures into a Markdown file, between the marks named after the --output folder"
-    output.add_argument("--write", type=Path, metavar="FILE", help=f"{text} (default: none)")
     output.add_argument(
         "--json", action="store_true", help="also print everything as one JSON object, on the last line"
     )
     add_keep_memory(kind.add_argument_group("other"))
-    kind.set_defaults(keep_memory=False, json=False, output=None, write=None)
+    kind.set_defaults(keep_memory=False, json=False, output=None)
 
 
-def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = True) -> None:
+def _add_measuring(kind: argparse.ArgumentParser, rounds: int) -> None:
     group = kind.add_argument_group("how to measure")
     text = "cuda is timed by GPU events and CUDA graphs (default: cpu)"
     group.add_argument("--device", choices=("cpu", "cuda"), help=text)
@@ -149,8 +137,7 @@ def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = Tr
     text = "time budget per size; at least three rounds are always made (default: none)"
     group.add_argument("--seconds", metavar="S", type=number, help=text)
     group.add_argument("--seed", metavar="N", type=whole, help="seed of inputs and weights (default: 0)")
-    if memory:
-        group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
+    group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
 
 
 def _add_op(kind: argparse.ArgumentParser) -> None:
@@ -209,58 +196,6 @@ def _add_train(kind: argparse.ArgumentParser) -> None:
     _add_measuring(kind, rounds=3)
 
 
-def _add_decoding(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "attention mechanisms (default: softmax linear mala rala)"
-    what.add_argument("names", metavar="MECHANISM", nargs="*", help=text)
-    text = "decoder of `linvit models --task language` (default: sequence_nano)"
-    what.add_argument("--network", metavar="NAME", help=text)
-    text = "numbers of tokens already in the cache (default: 1024 8192 65536)"
-    what.add_argument("--contexts", nargs="+", type=whole, metavar="N", help=text)
-    _add_measuring(kind, rounds=7, memory=False)
-
-
-def _add_sampling(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "attention mechanisms (default: softmax mala)"
-    what.add_argument("names", metavar="MECHANISM", nargs="*", help=text)
-    text = "DiT of `linvit models --task diffusion` (default: dit_nano_patch2)"
-    what.add_argument("--network", metavar="NAME", help=text)
-    text = "sides of the images in pixels (default: 16 32 64 128 256)"
-    what.add_argument("--sides", nargs="+", type=whole, metavar="PX", help=text)
-    _add_measuring(kind, rounds=7)
-
-
-def _add_memory(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "backbones (default: ravlt_tiny ravlt_tiny_linear)"
-    what.add_argument("names", metavar="BACKBONE", nargs="*", help=text)
-    text = "semantic_fpn or upernet (default: semantic_fpn)"
-    what.add_argument("--framework", metavar="NAME", help=text)
-    what.add_argument("--variants", nargs="+", metavar="VARIANT", help="such as fused+bf16 (default: plain)")
-    _add_sizes(what, "HEIGHTxWIDTH in pixels (default: 256x1024 384x1536 512x2048 768x3072)")
-    _add_measuring(kind, rounds=3, memory=False)
-
-
-def _add_streaming(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    what.add_argument("names", metavar="NETWORK", nargs="*", help="RAVLT, MAViT or CARE (default: mavit_tiny_linear)")
-    text = "sides of the square images in pixels (default: 1024 2048 4096)"
-    what.add_argument("--sides", nargs="+", type=whole, metavar="PX", help=text)
-    text = "GiB for the maps of a strip (default: 1)"
-    what.add_argument("--strip-memory", type=number, metavar="GIB", help=text)
-    what.add_argument("--threads", type=whole, metavar="N", help="threads (default: 1)")
-    what.add_argument("--seed", metavar="N", type=whole, help="seed of image and weights (default: 0)")
-
-
-def _add_precision(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    what.add_argument("names", metavar="OPERATOR", nargs="*", help="rala, mala (default: both)")
-    text = "numbers of tokens (default: 196 3136 12544 50176)"
-    what.add_argument("--tokens", nargs="+", type=whole, metavar="N", help=text)
-    what.add_argument("--seed", metavar="N", type=whole, help="seed of the inputs (default: 0)")
-
-
 KINDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str, tuple[str, ...]]] = {
     "op": (
         _add_op,
@@ -276,30 +211,5 @@ KINDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str, tuple[str
         _add_train,
         "Time training steps, and compare loss curves.",
         ("linvit bench train care_s0 --variants plain bf16 --curves 50",),
-    ),
-    "decoding": (
-        _add_decoding,
-        "Time text generation token by token, and measure its cache.",
-        ("linvit bench decoding softmax mala --contexts 1024 8192",),
-    ),
-    "sampling": (
-        _add_sampling,
-        "Time one step of image generation at growing sizes.",
-        ("linvit bench sampling --sides 32 64 128",),
-    ),
-    "memory": (
-        _add_memory,
-        "Measure memory and time of a segmentor at growing sizes.",
-        ("linvit bench memory ravlt_tiny --sizes 256x1024 512x2048",),
-    ),
-    "streaming": (
-        _add_streaming,
-        "Measure networks over large images, strip by strip and at once.",
-        ("linvit bench streaming mavit_tiny_linear --sides 1024 4096",),
-    ),
-    "precision": (
-        _add_precision,
-        "Measure rounding errors of the operators in half precision.",
-        ("linvit bench precision rala --tokens 196 3136",),
     ),
 }

@@ -20,7 +20,6 @@ from linvit_cli import (
     predict,
     push,
     recipes,
-    study,
     train,
 )
 from linvit_cli.parser import listing
@@ -37,7 +36,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
         "push": push,
     },
     "look inside": {"analyze": analyze, "explore": explore},
-    "measure": {"bench": bench, "check-gpu": check_gpu, "compare": compare, "study": study},
+    "measure": {"bench": bench, "check-gpu": check_gpu, "compare": compare},
     "data": {"data": data},
 }
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}

@@ -11,7 +11,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("nbconvert")
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "site"))
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import notebook_pages  # noqa: E402
 
 NOTEBOOKS = sorted(notebook_pages.SOURCES.glob("*.ipynb"))

@@ -11,6 +11,8 @@ import pytest
 import timm
 import yaml
 
+from evidence import reproduce, understand
+from evidence.__main__ import arguments
 from linvit.bench import kinds
 from linvit.bundled import bundled_files, list_networks
 from linvit.models.published import PUBLISHED
@@ -21,10 +23,9 @@ from linvit_cli.overrides import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(ROOT / "tools" / "site"))
+sys.path.insert(0, str(DOCS / "hooks"))
 generated = pytest.importorskip("generated")
 public = pytest.importorskip("public")
-reproduce_page = pytest.importorskip("reproduce_page")
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +146,12 @@ def test_every_page_is_in_the_navigation(pages):
 @pytest.fixture(scope="module")
 def reproduced():
     """Paper → [item, what it shows, command, state] of each table, figure and section; as the page has them."""
-    page, tables = reproduce_page.PAGE.read_text(), {}
-    for name, text in reproduce_page.sections().items():
-        begin, end = reproduce_page.marks(name)
+    page, tables = reproduce.PAGE.read_text(), {}
+    for name, text in reproduce.sections().items():
+        begin, end = reproduce.marks(name)
         assert f"{begin}\n\n{text}\n{end}" in page, "run `make reproduce`"
         tables[name] = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", text, re.MULTILINE)[2:]]
-    return {paper: tables[paper] for paper in reproduce_page.ITEMS}
+    return {paper: tables[paper] for paper in reproduce.ITEMS}
 
 
 def test_every_table_and_figure_can_be_reproduced_or_is_explained(reproduced):
@@ -160,16 +161,18 @@ def test_every_table_and_figure_can_be_reproduced_or_is_explained(reproduced):
         names = re.sub(r"Figures (\d) and (\d)", r"Figure \1 Figure \2", "; ".join(name for name, *_ in rows))
         wanted = {*(f"Figure {n}" for n in range(1, figures + 1)), *(f"Table {n}" for n in range(1, tables + 1))}
         assert wanted == set(re.findall(r"(?:Figure|Table) \d+", names))
-        assert all("`linvit" in how or "](" in how or "header" in how for _, _, how, _ in rows)
+        assert all(
+            "`linvit" in how or "evidence bench" in how or "](" in how or "header" in how for _, _, how, _ in rows
+        )
 
 
 def test_commands_of_the_page_on_reproduction_are_understood(reproduced):
-    commands = [
-        command for rows in reproduced.values() for row in rows for command in re.findall("`linvit (.*?)`", row[2])
-    ]
+    cells = [row[2] for rows in reproduced.values() for row in rows]
+    commands = [command for cell in cells for command in re.findall("`(?:linvit|python -m evidence) (.*?)`", cell)]
     assert len(commands) > 40
+    ours = re.findall("`python -m evidence (.*?)`", " ".join(cells))
     for command in commands:
-        options = parse(command.split())
+        options = arguments().parse_args(command.split()) if command in ours else parse(command.split())
         if options.command == "train":
             Recipe(read_recipe(bundled_files()[options.recipe], recipe_overrides(options.rest)))
         if options.command == "bench":
@@ -177,9 +180,8 @@ def test_commands_of_the_page_on_reproduction_are_understood(reproduced):
 
 
 def test_the_figures_are_those_that_the_code_draws():
-    figures = pytest.importorskip("figures")
-    assert {path.stem for path in (DOCS / "understand").glob("*.svg")} == {*figures.FIGURES, "formula"}
-    for name, draw in figures.FIGURES.items():
+    assert {path.stem for path in (DOCS / "understand").glob("*.svg")} == {*understand.FIGURES, "formula"}
+    for name, draw in understand.FIGURES.items():
         committed = (DOCS / "understand" / f"{name}.svg").read_text()
         for axes in draw().axes:
             for text in (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()):

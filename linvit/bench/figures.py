@@ -1,7 +1,8 @@
-"""Figures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
+"""Figures of what was measured (accuracy over latency, time and memory over size, loss curves), and its HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,7 +10,9 @@ from matplotlib.ticker import LogLocator
 
 from linvit.analysis.figures import colour_of, colours_of, plain_ticks, subplots
 from linvit.analysis.labels import Label, add_labels
-from linvit.bench.page import CLOCKS, has_published_accuracy
+from linvit.analysis.report import bullets, figure_image, paragraph, table, write_page
+from linvit.bench import machine
+from linvit.bench.page import CLOCKS, cells, has_published_accuracy, sentences
 from linvit.bench.rows import Report, Row, curves, measured
 from linvit.models.published import PUBLISHED
 
@@ -60,7 +63,7 @@ def growth(report: Report) -> Figure:
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
     what = "tokens" if rows[0].tokens is not None else "pixels"
-    memory = "memory of the cache" if report.kind == "decoding" else "peak memory above inputs and weights"
+    memory = "memory of the cache" if rows[0].work == "token" else "peak memory above inputs and weights"
     labels = (f"ms per call{common}", f"{memory}, MiB")
     marked = sorted({row.extent for line in lines.values() for row in line})
     for axes, label in zip(panels, labels, strict=False):
@@ -144,3 +147,13 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
     right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
     left.legend(frameon=False, fontsize=FONT, **DASHES)
     return figure
+
+
+def write_report(report: Report, figures: Mapping[str, Figure], path: Path) -> None:
+    """Writes table, sentences and figures (by name) of a benchmark as a page."""
+    about = paragraph(f"{machine.sentence(report.machine)}.")
+    sections: list[tuple[str, Sequence[str]]] = [("Results", [about, table(cells(report)), bullets(sentences(report))])]
+    for name, figure in figures.items():
+        words = name.replace("_", " ").capitalize()
+        sections.append((words, [figure_image(figure, words)]))
+    write_page(path, f"linvit bench {report.kind}", sections)

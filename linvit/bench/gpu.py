@@ -15,10 +15,8 @@ from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
 from linvit.bench import kinds, page
-from linvit.bench.checks import WrongResultError
-from linvit.bench.exactness import KERNEL, Deviation, deviations, deviations_in_bfloat16
-from linvit.bench.progress import Progress
-from linvit.bench.rows import CORES
+from linvit.bench.exactness import KERNEL, Deviation, WrongResultError, deviations, deviations_in_bfloat16
+from linvit.bench.rows import CORES, Progress
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.clock import Call
+from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
     OURS,
@@ -24,8 +24,7 @@ from linvit.bench.networks import (
     row_of,
     variant_call,
 )
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Timed
 from linvit.bench.runtimes import FileCall, file_call
 from linvit.deploy.formats import FORMATS
 from linvit.files import reason_of

@@ -5,35 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from linvit.bench import (
-    decoding,
-    inference,
-    machine,
-    memory,
-    operators,
-    precision,
-    sampling,
-    segmentation,
-    streaming,
-    training,
-)
+from linvit.bench import inference, machine, memory, operators, training
 from linvit.bench.clock import exact_float32, using_threads
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Options, Report
+from linvit.bench.rows import Options, Progress, Report
 from linvit.environment import commit
 from linvit.files import write_json
 from linvit.ranges import check_names, known
 
-KINDS: dict[str, Any] = {
-    "op": operators,
-    "model": inference,
-    "train": training,
-    "decoding": decoding,
-    "sampling": sampling,
-    "memory": segmentation,
-    "streaming": streaming,
-    "precision": precision,
-}
+KINDS: dict[str, Any] = {"op": operators, "model": inference, "train": training}
 
 
 def options_of(kind: str, given: Mapping[str, Any]) -> Options:
@@ -84,8 +63,7 @@ def fill(report: Report, options: Options, progress: Progress) -> None:
 def save(report: Report, folder: Path) -> None:
     """Writes bench.json, report.html and the figures, each whole or not at all."""
     from linvit.analysis.figures import write_figure  # matplotlib, which measuring does not need
-    from linvit.bench.figures import figures
-    from linvit.bench.report import write_report
+    from linvit.bench.figures import figures, write_report
 
     write_json(folder / "bench.json", report.as_dict(), indent=1)
     drawn = dict(figures(report))

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, WrongResultError, check
 from linvit.bench.clock import Call, TensorsCall
-from linvit.bench.progress import Progress
+from linvit.bench.exactness import TOLERANCES, WrongResultError, check
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
-from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS

@@ -1,45 +1,30 @@
-"""The results of a benchmark as a table, as sentences, and as a section of a Markdown page."""
+"""The results of a benchmark as a table and as sentences."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
-from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, replace_between_marks
+from linvit.analysis.markdown import markdown_rows
 from linvit.bench import machine
 from linvit.bench.rows import Report, Row, measured
 from linvit.models.published import PUBLISHED
 
 CLOCKS = {"cpu": "CPU time", "wall": "wall time", "gpu": "GPU time"}
 MISSING = "–"
-STEPS = 50  # of sampling an image
 
 Cell = Callable[[Row], str]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _formatted(value: float | None, form: str = ".2f") -> str:
+def formatted(value: float | None, form: str = ".2f") -> str:
     return MISSING if value is None else format(value, form)
 
 
-def _against(rival: str) -> Cell:
-    return lambda row: _formatted(row.against.get(rival))
-
-
-def _per_second(calls: int) -> Cell:
-    return lambda row: _number(None if row.median_ms is None else 1000 / row.median_ms / calls)
-
-
-def _precise(arrangement: str | None = None) -> Cell:
-    def cell(row: Row) -> str:
-        error = row.error if arrangement is None else row.errors[arrangement]
-        return f"{error:.1e}" if error is not None and math.isfinite(error) else "not finite"
-
-    return cell
+def against(rival: str) -> Cell:
+    return lambda row: formatted(row.against.get(rival))
 
 
 def has_published_accuracy(row: Row) -> bool:
@@ -55,47 +40,29 @@ VARIANT: dict[str, Cell] = {"variant": lambda row: row.variant, "dtype": lambda 
 TOKENS: dict[str, Cell] = {"tokens": lambda row: f"{row.tokens:,}"}
 SIZE: dict[str, Cell] = {"px": lambda row: f"{row.size[0]} × {row.size[1]}" if row.size else MISSING}
 BATCH: dict[str, Cell] = {"batch": lambda row: str(row.batch)}
-TIME: dict[str, Cell] = {"ms": lambda row: _number(row.median_ms), "± IQR": lambda row: _number(row.spread_ms)}
-RATIOS: dict[str, Cell] = {"× plain": lambda row: _formatted(row.ratio), "× reference": _against("reference")}
-ERROR: dict[str, Cell] = {"error": lambda row: _formatted(row.error, ".0e")}
-PEAK: dict[str, Cell] = {"peak MiB": lambda row: _number(row.peak_mib)}
+TIME: dict[str, Cell] = {"ms": lambda row: number(row.median_ms), "± IQR": lambda row: number(row.spread_ms)}
+RATIOS: dict[str, Cell] = {"× plain": lambda row: formatted(row.ratio), "× reference": against("reference")}
+ERROR: dict[str, Cell] = {"error": lambda row: formatted(row.error, ".0e")}
+PEAK: dict[str, Cell] = {"peak MiB": lambda row: number(row.peak_mib)}
 NETWORK: dict[str, Cell] = {"network": lambda row: row.name, "pattern": lambda row: row.pattern or MISSING}
-MECHANISM: dict[str, Cell] = {"mechanism": lambda row: row.name, "network": lambda row: row.variant}
 
 OF_NETWORKS = {**NETWORK, **SIZE, **VARIANT, **BATCH, **TIME, **RATIOS, **ERROR, **PEAK}
 COLUMNS: dict[str, dict[str, Cell]] = {
     "op": {
         "operator": lambda row: row.name,
-        **VARIANT, **TOKENS, **BATCH, **TIME, **RATIOS, "× sdpa": _against("sdpa"), **ERROR, **PEAK,
+        **VARIANT, **TOKENS, **BATCH, **TIME, **RATIOS, "× sdpa": against("sdpa"), **ERROR, **PEAK,
     },
-    "model": {**OF_NETWORKS, "file MiB": lambda row: _number(row.file_mib), "published top-1, %": _top1},
+    "model": {**OF_NETWORKS, "file MiB": lambda row: number(row.file_mib), "published top-1, %": _top1},
     "train": OF_NETWORKS,
-    "memory": OF_NETWORKS,
-    "streaming": OF_NETWORKS,
-    "decoding": {
-        **MECHANISM, **TOKENS, **TIME,
-        "tokens/s": _per_second(1), "× softmax": _against("softmax"), **ERROR,
-        "kept MiB": lambda row: _number(row.peak_mib),
-    },
-    "sampling": {
-        **MECHANISM, **SIZE, **TOKENS, **TIME,
-        f"images/s, {STEPS} steps": _per_second(STEPS), "× softmax": _against("softmax"), **ERROR, **PEAK,
-    },
-    "precision": {
-        "operator": lambda row: row.name, "inputs": lambda row: row.variant, "dtype": lambda row: row.dtype, **TOKENS,
-        "released": _precise("released"), "float32 math": _precise("float32 math"),
-        "returned in dtype": _precise("returned in dtype"), "ours": _precise(),
-        "ours / float32 math": lambda row: _formatted((row.error or 0) / row.errors["float32 math"]),
-    },
 }  # fmt: skip
 WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype", "inputs"}
 
 
 def cells(report: Report) -> list[dict[str, str]]:
     """The cells of the table, by heading, without columns in which nothing was measured."""
-    table = [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
-    filled = {heading for row in table for heading, cell in row.items() if cell != MISSING}
-    return [{heading: cell for heading, cell in row.items() if heading in filled} for row in table]
+    rows = [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
+    filled = {heading for row in rows for heading, cell in row.items() if cell != MISSING}
+    return [{heading: cell for heading, cell in row.items() if heading in filled} for row in rows]
 
 
 def words(table: Sequence[Mapping[str, str]]) -> int:
@@ -106,28 +73,9 @@ def words(table: Sequence[Mapping[str, str]]) -> int:
 def to_markdown(report: Report) -> str:
     """Machine, table and sentences."""
     rows = cells(report)
-    table = markdown_rows(rows, left=words(rows)) if rows else ""
-    sections = [f"{machine.sentence(report.machine)}.", table, "\n".join(f"- {line}" for line in sentences(report))]
+    text = markdown_rows(rows, left=words(rows)) if rows else ""
+    sections = [f"{machine.sentence(report.machine)}.", text, "\n".join(f"- {line}" for line in sentences(report))]
     return "\n\n".join(filter(None, sections))
-
-
-def marks(name: str) -> tuple[str, str]:
-    """The lines of a page that enclose the results of the folder with that name."""
-    return f"<!-- bench {name}:begin -->", f"<!-- bench {name}:end -->"
-
-
-def check_page(page: Path, folder: Path) -> None:
-    """Raises ValueError if the page has no place for the results that the folder is named after."""
-    check_marks(page, *marks(folder.name))
-
-
-def write_page(report: Report, page: Path, folder: Path) -> None:
-    """Puts the results and figures of a folder between the marks of its name; figures are copied next to the page."""
-    sections = [to_markdown(report)]
-    prefix = f"bench_{folder.name}_"
-    for figure in copy_figures(folder, "*.svg", page, prefix):
-        sections.append(f"![{figure.stem.replace('_', ' ')}]({prefix}{figure.name})")
-    replace_between_marks(page, "\n".join(["", "\n\n".join(sections), "", ""]), *marks(folder.name))
 
 
 def sentences(report: Report) -> Iterator[str]:

@@ -8,12 +8,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 from linvit.bench.clock import Call, Timing, clock_for, interleave
-from linvit.bench.progress import Progress
 from linvit.ranges import Checked, Count, OneOf, Range, Seed
 
 CORES = os.cpu_count() or 1
 Threads = Annotated[int, Range(1, CORES, because="that is how many cores this machine has")]
 Device = Annotated[str, OneOf(("cpu", "cuda"))]
+
+
+class Progress:
+    """Shows nothing; subclasses do."""
+
+    def group(self, name: str, rounds: int) -> None:
+        """A new group of cases is measured, in this many rounds."""
+
+    def say(self, sentence: str) -> None:
+        """The current step, in words."""
+
+    def advance(self) -> None:
+        """A round is finished."""
 
 
 @dataclass(frozen=True)

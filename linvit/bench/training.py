@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import check
 from linvit.bench.clock import Call
+from linvit.bench.exactness import check
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
     CLASSES,
@@ -29,9 +29,8 @@ from linvit.bench.networks import (
     randomised,
     row_of,
 )
-from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
-from linvit.bench.rows import Report, Timed
+from linvit.bench.rows import Progress, Report, Timed
 from linvit.kernels import cpu, record
 from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Amount, Count, Range

@@ -1,9 +1,8 @@
-"""Comparisons of many runs: over recipes and seeds, the study of the papers' claims, the demo."""
+"""Comparisons of many runs over recipes and seeds, the plan of a linearization, the demo."""
 
 from linvit.studies.comparison import compare
 from linvit.studies.linearization import plan_linearization
 from linvit.studies.linearization_plan import LinearizationPlan
-from linvit.studies.papers import Study, study
 from linvit.studies.table import Comparison, Row
 
-__all__ = ["Comparison", "LinearizationPlan", "Row", "Study", "compare", "plan_linearization", "study"]
+__all__ = ["Comparison", "LinearizationPlan", "Row", "compare", "plan_linearization"]

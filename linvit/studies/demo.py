@@ -9,10 +9,11 @@ from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_p
 from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
 from linvit.files import user_path
+from linvit.models.by_name import bundled_names
 from linvit.runs import Run, load_run
+from linvit.runs.images import PHOTOS, photos
 from linvit.studies import inside
 from linvit.studies.comparison import compare
-from linvit.studies.photographs import on_photographs
 from linvit.studies.plan import Say, silent
 from linvit.studies.table import Comparison
 
@@ -26,6 +27,14 @@ ABOUT_INSIDE = """Each row is a network, each dot one of its attention layers ov
 top: the mean over {images} held-out images and all heads; bars are one standard deviation. Rank at 1e-2: number of
 singular values above 1 % of the largest; effective rank: exp of the entropy of the singular values. Features of low
 rank are nearly the same for all tokens."""
+SIZE = 128  # px: at the 32 px of the training the largest score maps would have 8×8 tokens
+NO_WEIGHTS = "No trained weights come with this copy of linvit, so the part on photographs is left out."
+ABOUT_PHOTOGRAPHS = """These networks know these classes: {classes}. Neither photograph shows one of them, and each
+network must choose one all the same: the table shows what it takes them for, and how sure it is."""
+ABOUT_SCORES = """The scores of the query in the middle of each photograph, in every attention layer, for photographs of
+{size}×{size} px. The networks were trained at 32×32 px."""
+CREDITS = f"""The photographs come with scikit-learn and are licensed CC BY 2.0:
+{", ".join(f"{name} by {photographer}" for name, photographer in PHOTOS.items())} (Flickr)."""
 
 
 def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say = silent) -> Comparison:
@@ -73,3 +82,30 @@ def _training(name: str, run: Run, folder: Path) -> list[str]:
         figure_image(training_curve(run.metrics, run.task.measures), f"training curves of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
     ]
+
+
+def on_photographs(folder: Path, progress: Say) -> list[str]:
+    """The parts of a page about the networks with weights; one sentence if there are none.
+
+    Args:
+        folder: that of the page; the analysis of each network goes into photographs/NAME in it.
+        progress: called with a line for each network.
+    """
+    names = bundled_names()
+    if not names:
+        progress(NO_WEIGHTS)
+        return [paragraph(NO_WEIGHTS)]
+    runs = {name: load_run(model=name) for name in names}
+    rows: list[dict[str, str]] = [{"photograph": name} for name in PHOTOS]
+    shown = []
+    for name, run in runs.items():
+        progress(f"Showing photographs to {name}")
+        for row, prediction in zip(rows, run.predict(photos(), topk=2), strict=True):
+            row[name] = ", ".join(f"{label} {100 * share:.0f} %" for label, share in prediction.pairs)
+        run.prepare(size=SIZE)
+        analysis = run.analyze("scores", output=folder / "photographs" / name)
+        link = html.escape(analysis.page.relative_to(folder).as_posix())
+        shown.append(f'<p>{html.escape(name)} (<a href="{link}">its analysis</a>):</p>')
+        shown.append(figure_image(analysis.figures["score_maps"], f"scores of {name} on the photographs"))
+    about = ABOUT_PHOTOGRAPHS.format(classes=", ".join(runs[names[0]].class_names))
+    return [table(rows), paragraph(about), paragraph(ABOUT_SCORES.format(size=SIZE)), *shown, paragraph(CREDITS)]

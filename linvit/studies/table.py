@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linvit.analysis.figures import write_figure
+from matplotlib.figure import Figure
+
+from linvit.analysis.figures import SMALL, WIDTH, colours_of, literal, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
 from linvit.analysis.report import PAGE, figure_image, paragraph, short_commit, table, write_page
 from linvit.files import user_path, write_json, write_text
-from linvit.studies.figures import over_figure
 from linvit.studies.statistics import Estimate
 from linvit.tasks.measures import Measure
 
@@ -137,6 +138,28 @@ class Comparison:
             text = f"![{title}]({STEM}.svg)\n\n{text}"
         write_page(folder / PAGE, f"Recipes compared: {folder.resolve().name}", [("Results", parts)])
         return write_texts(folder / STEM, text, self.to_csv(), self.to_dict())
+
+
+def over_figure(rows: Sequence[Row], key: str, words: str) -> Figure:
+    """The measure over the varied setting, one line per recipe: mean with its 95 % interval, seeds as pale dots."""
+    figure, axes = subplots((WIDTH, 4))
+    values = list(dict.fromkeys(row.value for row in rows))
+    names = list(dict.fromkeys(row.name for row in rows))
+    for number, (name, colour) in enumerate(colours_of(names).items()):
+        line = [row for row in rows if row.name == name]
+        places = [values.index(row.value) + 0.06 * (number - (len(names) - 1) / 2) for row in line]
+        axes.plot(places, [row.mean.mean for row in line], color=colour, marker="o", markersize=4, label=literal(name))
+        for place, row in zip(places, line, strict=True):
+            axes.plot([place] * len(row.measures), row.measures, ".", color=colour, alpha=0.4, markersize=4)
+            if math.isfinite(row.mean.low):
+                axes.plot([place] * 2, [row.mean.low, row.mean.high], color=colour, linewidth=1)
+    axes.set_xticks(range(len(values)), [literal(str(value)) for value in values])
+    axes.set(xlabel=literal(key), ylabel=words)
+    if words.endswith("%"):
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -2), min(high, 102))
+    axes.legend(frameon=False, fontsize=SMALL)
+    return figure
 
 
 def write_texts(stem: Path, markdown: str, lines: str, content: Mapping[str, Any]) -> Path:

@@ -1,6 +1,9 @@
 """Every picture is drawn from made-up rows."""
 
+import pytest
+
 from linvit.bench.figures import figures
+from linvit.bench.page import cells
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 
@@ -64,3 +67,18 @@ def test_loss_curves():
     ((name, figure),) = figures(report)
     assert name == "loss_a"
     assert len(figure.axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "variant", "shown"),
+    [
+        ((224, 224), "plain", "82.8"),
+        ((224, 224), "fused+bf16", "82.8"),
+        ((512, 512), "plain", "–"),
+        ((224, 224), "openvino+int8", "–"),
+    ],
+)
+def test_a_published_accuracy_is_that_of_its_own_size_and_kind_of_number(size, variant, shown):
+    row = Row("ravlt_tiny", variant, "float32", 1, 1, size=size, median_ms=1.0)
+    other = Row("ravlt_tiny", "plain", "float32", 1, 1, size=(224, 224), median_ms=1.0)
+    assert cells(Report("model", rows=[row, other]))[0]["published top-1, %"] == shown

@@ -3,9 +3,8 @@
 import pytest
 
 from linvit.bench import rows, training
-from linvit.bench.checks import WrongResultError
-from linvit.bench.progress import Progress
-from linvit.bench.rows import Report
+from linvit.bench.exactness import WrongResultError
+from linvit.bench.rows import Progress, Report
 from linvit.bench.training import Options, measure
 
 NANO = {"names": ("care_nano",), "size": (32, 32), "curve_size": (32, 32), "batch": 4, "curve_batch": 2, "rounds": 1}
@@ -50,12 +49,3 @@ def test_a_curve_that_differs_does_not_agree(monkeypatch):
     assert found["plain"]["agrees"]
     assert found["channels_last"]["deviation"] == pytest.approx(0.01)
     assert not found["channels_last"]["agrees"]
-
-
-def test_unknown_parts_and_single_images_are_refused():
-    with pytest.raises(
-        ValueError, match="Unknown variant, or part of one, 'fused', expected one of plain, reference, channels_last"
-    ):
-        Options(variants=("fused",))
-    with pytest.raises(ValueError, match="`batch` is 1, expected a whole number of 2 or more"):
-        Options(batch=1)

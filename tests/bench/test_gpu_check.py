@@ -16,10 +16,9 @@ import torch
 
 from linvit import kernels
 from linvit.bench import gpu
-from linvit.bench.checks import WrongResultError
-from linvit.bench.exactness import Deviation
+from linvit.bench.exactness import Deviation, WrongResultError
 from linvit.bench.gpu import Check, check_gpu
-from linvit.bench.progress import Progress
+from linvit.bench.rows import Progress
 from linvit.kernels import record
 from linvit.ops import linear_attention
 from linvit.ops.backend import kernel_for

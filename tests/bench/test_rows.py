@@ -1,12 +1,10 @@
 """Growth and crossover of curves that are known."""
 
-from dataclasses import replace
-
 import pytest
 
 from linvit.bench.clock import Timing
 from linvit.bench.kinds import measure
-from linvit.bench.rows import Options, Report, Row, Timed, crossover, curves, exponent, fill
+from linvit.bench.rows import Report, Row, Timed, crossover, curves, exponent, fill
 
 
 def curve(name, times, **options):
@@ -60,7 +58,3 @@ def test_an_unknown_kind_or_option_is_one_sentence():
         measure("ops")
     with pytest.raises(ValueError, match=r"Unknown option 'round', expected one of .* Did you mean 'rounds'"):
         measure("op", round=3)
-
-
-def test_the_default_options_are_allowed():
-    assert replace(Options(), rounds=3).seconds is None

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from linvit import allocator
-from linvit.bench import inference, kinds, operators, rows, segmentation
-from linvit_cli import bench, main, parse
+from linvit.bench import inference, operators, rows
+from linvit_cli import bench, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
 
@@ -66,33 +66,22 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
         (["model", "--peers", "convnext_tinny"], "did you mean 'convnext_tiny'?"),
         (["model", "--variants", "fused+bf61"], "Did you mean 'bf16'?"),
         (["train", "care_nano", "--variants", "onnxruntime"], "Unknown variant, or part of one, 'onnxruntime'"),
-        (["memory", "--framework", "upernett"], "Did you mean 'upernet'?"),
-        (["decoding", "softmx"], "softmx"),
-        (["decoding", "--network", "sequence_nanno"], "did you mean 'sequence_nano'?"),
-        (["sampling", "--network", "dit_nano"], "did you mean 'dit_nano_patch2'?"),
-        (["precision", "ralla"], "Did you mean 'rala'?"),
         (["op", "--rounds", "0"], "--rounds is 0, expected a whole number of 1 or more"),
         (["op", "--threads", "100000"], "--threads is 100000, expected a whole number from 1 to "),
         (["op", "--threads", "-1"], "--threads is -1"),
         (["model", "--seconds", "nan"], "--seconds is nan, expected a number above 0"),
         (["model", "--seconds", "inf"], "--seconds is inf"),
         (["train", "--seconds", "-1"], "--seconds is -1.0"),
-        (["sampling", "--seed", "-1"], "--seed is -1"),
         (["train", "--batch", "1"], "--batch is 1, expected a whole number of 2 or more"),
         (["train", "--curves", "-5"], "--curves is -5"),
         (["op", "--tokens", "1000000000"], "needs at least "),
         (["op", "--width", "1000000000000"], "needs at least "),
-        (["precision", "--tokens", "1000000000000"], "needs at least "),
         (["model", "--sizes", "100000x1000000"], "needs at least "),
         (["model", "--batch", "1000000000"], "needs at least "),
         (["model", "--batch", "0"], "--batch is [0], expected a list of whole numbers of 1 or more"),
         (["model", "--sizes", "0"], "--sizes is [(0, 0)]"),
         (["train", "--size", "1000000"], "needs at least "),
-        (["memory", "--sizes", "1000000"], "needs at least "),
-        (["sampling", "--sides", "10000000"], "expected a list of whole numbers from 1 to 4,096"),
-        (["decoding", "--contexts", "100000000000"], "needs at least "),
         (["op", "--output", "/dev/null"], "The folder /dev/null cannot be written"),
-        (["op", "--write", "x.md"], "--write needs --output"),
     ],
 )
 def test_unknown_names_end_in_one_sentence(arguments, sentence, capsys):
@@ -121,27 +110,6 @@ def test_a_gpu_that_is_not_there(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", "op", "--device", "cuda"]) == 2
     assert "--device is 'cuda', but torch sees no GPU" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "head", "count"),
-    [
-        (["decoding", "mala", "softmax", "--contexts", "16", "32", "--rounds", "1"], "kept MiB", 4),
-        (["sampling", "--sides", "8", "16", "--rounds", "1"], "images/s, 50 steps", 4),
-        (["precision", "mala", "--tokens", "49"], "ours / float32 math", 6),
-    ],
-)
-def test_every_kind_gives_its_table_and_files(arguments, head, count, tmp_path, capsys):
-    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(head in line for line in lines)
-    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == count
-    assert (tmp_path / "growth.svg").is_file() == (arguments[0] != "precision")
-
-
-def test_an_argument_that_is_not_given_keeps_the_default_of_its_kind():
-    options = kinds.options_of("memory", vars(parse(["bench", "memory", "--sizes", "64"])))
-    assert options == segmentation.Options(sizes=[(64, 64)])
 
 
 def test_a_peer_that_fails_is_left_out_with_a_note(monkeypatch, capsys):

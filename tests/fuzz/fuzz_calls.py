@@ -25,7 +25,7 @@ from linvit_cli import _parser
 WORDS = ["", " ", "-", "--", "~", "nothing.yaml", "photos", "note.txt", "run", ".", "/dev/full", "/dev/null", "a\nb"]
 WORDS += ["demo/ravlt_nano_digits", "ravlt_nano", "[/b]", "\x1b[31m", "é", "\udcff", "x" * 300, "data=", "data.size=-1"]
 WORDS += ["-1", "0", "1", "nan", "1e400", "99999999999999999999", "k=v", "data.nope=1", "--bogus", "None", "hf-hub:a/b"]
-HEAVY = ("demo", "study", "compare", "bench", "data", "convert", "push")
+HEAVY = ("demo", "compare", "bench", "data", "convert", "push")
 """Commands that could work for minutes or send files: their cases always have a mistake."""
 
 

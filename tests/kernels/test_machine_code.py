@@ -10,7 +10,7 @@ from linvit.kernels.support import PADDED, SHARED
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from tools.machine_code import compiling  # noqa: E402
+from evidence.gpu.machine_code import compiling  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [

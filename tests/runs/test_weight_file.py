@@ -19,7 +19,7 @@ from linvit.runs import load_run
 from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
 from linvit.runs.weight_file import save_weights
-from linvit.studies.photographs import on_photographs
+from linvit.studies.demo import on_photographs
 from linvit_cli import main
 
 

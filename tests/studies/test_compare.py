@@ -9,8 +9,8 @@ from tiny_run import write_recipe
 
 from linvit.analysis.markdown import marks
 from linvit.studies import Comparison, compare
-from linvit.studies.figures import over_figure
 from linvit.studies.plan import compared, folder_name
+from linvit.studies.table import over_figure
 from linvit.tasks.measures import Measure
 from linvit_cli import main
 

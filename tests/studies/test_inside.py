@@ -2,7 +2,8 @@ import timm
 import torch
 
 import linvit  # noqa: F401
-from linvit.studies.inside import look_inside, rank_figure, score_figure, summarize
+from evidence.inside import summarize
+from linvit.studies.inside import look_inside, rank_figure, score_figure
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 

@@ -12,7 +12,7 @@ import linvit
 from linvit.analysis.markdown import marks
 from linvit.models import linearizing
 from linvit.models.lessons import lessons
-from linvit.runs import load_run, train
+from linvit.runs import train
 from linvit.runs.training import train_in_turn
 from linvit.studies import linearization, plan_linearization
 from linvit.studies.linearization import Hybrid
@@ -77,19 +77,13 @@ def test_a_plan_begins_with_the_letter_that_costs_least_for_what_it_saves(run, l
     assert third.saved_ms == -1
 
 
-def test_times_are_measured_at_the_wanted_size(run, tmp_path):
+def test_times_are_measured_at_the_wanted_size_in_the_dtype_of_the_device(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(linearization.DTYPES, "cpu", torch.bfloat16)
     plan = plan_linearization(run, size=(16, 24), images=4, rounds=3, output=tmp_path)
     assert all(letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
     assert plan.proposals[0].ms > 0
-    assert "times at 16×24 px, batch 1, float32" in plan.about
+    assert "times at 16×24 px, batch 1, bfloat16" in plan.about
     assert plan.chosen is None
-
-
-def test_times_are_measured_in_the_dtype_of_the_device(run, monkeypatch):
-    monkeypatch.setitem(linearization.DTYPES, "cpu", torch.bfloat16)
-    plan = plan_linearization(run, images=4, rounds=3)
-    assert all(letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
-    assert "batch 1, bfloat16" in plan.about
 
 
 def test_a_plan_says_that_nothing_is_gained(run, monkeypatch):
@@ -180,7 +174,3 @@ def test_a_figure_of_many_proposals_names_the_ends():
     plan = LinearizationPlan(letters, proposals, proposals[6], "about")
     texts = {text.get_text() for text in plan.figure().axes[1].texts}
     assert texts == {"12 softmax", "0 softmax"}
-
-
-def test_runs_can_be_loaded_again(run):
-    assert load_run(run.folder).task.lessons[0].layer == "blocks.0.attn"

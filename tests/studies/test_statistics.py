@@ -4,22 +4,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linvit.studies.statistics import (
+from evidence.statistics import (
     FAILS,
     HOLDS,
     UNCLEAR,
-    Estimate,
-    estimate,
     found_with,
-    holm,
     p_above,
     p_higher,
     p_within,
-    paired,
     power,
     power_within,
     verdict_share,
 )
+from linvit.studies.statistics import Estimate, estimate, holm, paired
 
 
 def test_interval_and_p_are_those_of_the_tables():

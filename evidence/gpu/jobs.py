@@ -1,0 +1,50 @@
+"""The queue: jobs in the order in which they decide most, each a list of cases that it measures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Results = dict[str, Any]
+"""What is measured. cells: rows of the tables, by heading; those with equal headings share a table."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row. code: folders and files that it measures, or a package of others. generate: makes slow code beforehand."""
+
+    name: str
+    measure: Callable[[], Results]
+    code: tuple[str, ...]
+    generate: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """measured: module and function that give the cases. processes: that generate code at once, on the same card."""
+
+    name: str
+    minutes: int
+    measured: str
+    decides: str
+    processes: int = 12
+
+    def cases(self, toy: bool) -> list[Case]:
+        """Those of the real sizes, or toy ones for a CPU."""
+        module, _, function = self.measured.partition(":")
+        found: list[Case] = getattr(import_module(f"evidence.gpu.{module}"), function)(toy)
+        return found
+
+
+QUEUE = (
+    Job(
+        "ceilings", 7, "ceilings:cases", "what the card gives: copies, launches, issue rate; where networks' time goes"
+    ),
+    Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
+    Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
+    Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
+    Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
+    Job("sweep", 8, "kernels:settings", "tile, warps, stages and splits of every kernel", processes=16),
+)
+"""Jobs of later work are added where they decide most."""
+JOBS = {job.name: job for job in QUEUE}

@@ -1,0 +1,177 @@
+"""Jobs on the kernels as they are: may they be used, and tile, warps, stages and splits of each."""
+
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from evidence.gpu.carry import ROOT
+from evidence.gpu.jobs import Case, Results
+from evidence.gpu.networks import Deviation, gpu, medians, relative_error
+from linvit.files import reason_of
+from linvit.kernels import launch
+from linvit.ops import rotary_2d
+
+CODE = ("linvit/kernels", "linvit/ops")
+TESTS = ("tests/kernels/test_gpu.py", "tests/ops/test_backend.py")
+OPTIONS = {
+    "rala": launch.Options("elu1", "elu1", True, "divide", 1e-6),
+    "mala": launch.Options("elu1", "elu1", False, "magnitude", 1e-6),
+}
+SHAPES = ((64, 8, (56, 56)), (64, 8, (112, 112)), (64, 8, (14, 14)), (8, 4, (28, 28)))  # batch, heads, grid of tokens
+WIDTH = 64
+TOLERANCE = 2e-2  # between two orders of bfloat16 sums, of gradients
+REPEATS = 20  # of a kernel in a graph, so that starting it does not count
+TOGETHER = 8  # settings timed in turn, whose results the card has to hold
+Shape = tuple[int, int, tuple[int, int]]
+Pass = Callable[[], tuple[Tensor, ...]]
+
+
+class Setting(NamedTuple):
+    """Tokens per tile, warps, tiles on the way, programs per multiprocessor, and tiles that `read` reads at once."""
+
+    rows: int
+    warps: int
+    stages: int
+    programs: int
+    tiles: int
+
+
+NOW = {
+    work: Setting(*blocks[WIDTH], launch.MOST_STAGES, launch.PROGRAMS_PER_PROCESSOR, launch.READ_TILES)
+    for work, blocks in (("forward", launch.BLOCKS), ("backward", launch.BACKWARD_BLOCKS))
+}
+SETTINGS = [
+    Setting(*tile, programs, tiles)
+    for tile in itertools.product((32, 64, 128), (4, 8), (2, 3, 4))
+    for programs, tiles in ((2, 4), (4, 4), (2, 16), (2, 64))
+]
+
+
+def correctness(toy: bool) -> list[Case]:
+    shapes = ((20, 16),) if toy else gpu.SHAPES
+    with patch.multiple(gpu, SHAPES=shapes, machine_obstacle=lambda *_: None):  # what cannot run says so in its row
+        named = gpu.cases(torch.device("cpu" if toy else "cuda"))
+    found = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
+    if toy:
+        return [case for case in found if case.name.startswith("mala, float32")]
+    together = Case("processes that train together", train_together, ("linvit/runs", "linvit/tasks"))
+    return [*found, Case("tests for GPUs", tests, CODE), together]
+
+
+def exactness(name: str, errors: Callable[[], list[Deviation]]) -> Results:
+    check = gpu.checked(name, errors)
+    worst = dict(zip(("worst of", "error", "allowed"), check.worst or (None,) * 3, strict=True))
+    return {"cells": [{"case": name, **worst, "result": check.failure or "passed"}]}
+
+
+def tests() -> Results:
+    output = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *TESTS])
+    return {"cells": [{"tests for GPUs": output.strip().splitlines()[-1].strip("= ")}]}
+
+
+def train_together() -> Results:
+    """NCCL with one process, and two processes on one card with gloo, each against one process alone."""
+    found = json.loads(_run(["tests/together.py", "gpu"]))
+    names = ("NCCL, one process", "gloo, two processes on one card, SyncBatchNorm")
+    table = [{"processes": name, "difference": one["difference"]} for name, one in zip(names, found, strict=True)]
+    return {"cells": table, "losses": found}
+
+
+def _run(arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError((done.stdout + done.stderr)[-450:])
+    return done.stdout
+
+
+def settings(toy: bool) -> list[Case]:
+    shapes = ((1, 2, (5, 5)),) if toy else SHAPES
+    found = []
+    for name, shape, work in itertools.product(OPTIONS, shapes, NOW):
+        words = f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens"
+        calls = partial(sweep, name, work, shape, toy), partial(generate, name, work, shape)
+        found.append(Case(words, calls[0], CODE[:1], calls[1]))
+    return found
+
+
+def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
+    """Milliseconds of each kernel of a pass with each setting; a setting with a wrong result, or no room, says so."""
+    call, now = passes(name, work, shape, torch.float32 if toy else torch.bfloat16), NOW[work]
+    expected, first = started(call, now)
+    others = [setting for setting in SETTINGS if setting != now][: 1 if toy else None]
+    random.Random(0).shuffle(others)
+    times: dict[str, list[float]] = {}
+    failures, repeats = {}, 1 if toy else REPEATS
+    for begin in range(0, len(others), TOGETHER):
+        calls = dict(first)  # every time, so that a drift of the clocks shows
+        for setting in others[begin : begin + TOGETHER]:
+            try:
+                result, again = started(call, setting)
+                error = max(relative_error(got, other) for got, other in zip(result, expected, strict=True))
+            except Exception as failure:  # compilers and drivers raise errors of many classes
+                failures[str(setting)] = reason_of(failure)[:100]
+                continue
+            if error <= TOLERANCE:
+                calls |= again
+            else:
+                failures[str(setting)] = f"wrong: error {error:.1e}"
+        repeated = {label: lambda call=call: [call() for _ in range(repeats)] for label, call in calls.items()}
+        for label, milliseconds in medians(repeated, toy, rounds=5).items():
+            times.setdefault(label, []).append(milliseconds / repeats)
+    middle = {label: statistics.median(measured) for label, measured in times.items()}
+    table = []
+    for kernel in [label.partition(", ")[0] for label in first]:
+        best = min((label for label in middle if label.startswith(f"{kernel}, ")), key=lambda label: middle[label])
+        found = {"kernel": kernel, "pass": f"{name} {work}", "heads": shape[0] * shape[1], "grid": str(shape[2])}
+        found |= {"ms": middle[f"{kernel}, {now}"], "with another setting": middle[best]}
+        table.append(found | {"setting": best.partition(", ")[2]})
+    return {"cells": table, "ms": times, "failures": failures}
+
+
+def generate(name: str, work: str, shape: Shape) -> None:
+    """Generates the code of all settings, with one image, whose kernels are the same."""
+    call = passes(name, work, (1, *shape[1:]), torch.bfloat16)
+    for setting in SETTINGS:
+        with suppress(Exception):  # the sweep says which setting has no room
+            started(call, setting)
+
+
+def passes(name: str, work: str, shape: Shape, dtype: torch.dtype) -> Pass:
+    """A forward or backward pass of random tensors, heads outermost."""
+    batch, heads, grid = shape
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = (batch, heads, grid[0] * grid[1], WIDTH)
+    generator = torch.Generator(device).manual_seed(0)
+    query, key, value, grad = (torch.randn(size, generator=generator, device=device).to(dtype) for _ in range(4))
+    inputs = launch.Inputs(query, key, value, rotary_2d(grid, WIDTH, device=device), None, None)
+    if work == "forward":
+        return lambda: launch.forward(inputs, OPTIONS[name])[:1]
+    _, states, sums = launch.forward(inputs, OPTIONS[name])
+    return lambda: launch.backward(grad, inputs, states, sums, OPTIONS[name])
+
+
+def started(call: Pass, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Callable[[], object]]]:
+    """The result of a pass with a setting, and its kernels, by name and setting, to be started again alone."""
+    again: dict[str, Callable[[], object]] = {}
+
+    def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **shape: Any) -> None:
+        name = kernel.__name__
+        name += " again" * any(label.startswith(f"{name}, ") for label in again)  # RALA's read_backward runs twice
+        again[f"{name}, {setting}"] = partial(kernel[grid], *arguments, **shape, num_stages=setting.stages)
+        again[f"{name}, {setting}"]()
+
+    blocks = {WIDTH: (setting.rows, setting.warps)}
+    changed: dict[str, Any] = {"BLOCKS": blocks, "BACKWARD_BLOCKS": blocks, "READ_TILES": setting.tiles}
+    with patch.multiple(launch, _start=start, PROGRAMS_PER_PROCESSOR=setting.programs, **changed):
+        return call(), again
