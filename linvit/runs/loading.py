@@ -15,7 +15,7 @@ from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.deploy.formats import FORMATS
-from linvit.files import read_checkpoint, user_path
+from linvit.files import BEST, LAST, read_checkpoint, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import check
@@ -24,7 +24,6 @@ from linvit.runs.exported import run_of_file
 from linvit.runs.run import Run
 from linvit.runs.stored import NETWORKS, build_network, read_stored
 from linvit.runs.tasks import TASKS
-from linvit.tasks.checkpoints import BEST, LAST
 
 ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
 HUB_CONFIG, HUB_WEIGHTS = "config.json", "model.safetensors"

@@ -9,8 +9,7 @@ from torch import nn
 
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source, listed
-from linvit.files import read_checkpoint
-from linvit.tasks.initialization import weights_file
+from linvit.files import read_checkpoint, weights_file
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run

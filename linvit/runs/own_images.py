@@ -17,11 +17,11 @@ from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
-from linvit.files import check_writable, read_checkpoint, user_path, write_text
+from linvit.files import check_writable, read_checkpoint, user_path, weights_file, write_text
 from linvit.models.by_name import check_model, create_classifier, start_weights
 from linvit.ranges import Filled, check
 from linvit.runs.settings import respelled
-from linvit.tasks.initialization import initialize, weights_file
+from linvit.tasks.initialization import initialize
 
 STEP = 32  # pixels: these networks halve an image five times
 GIB = 2**30

@@ -13,11 +13,11 @@ from linvit.data.source import Source
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import Count, check
 from linvit.runs.evaluate import Measures
+from linvit.runs.folder import read_curves
 from linvit.runs.rows import SharedRows, check_sharing, in_processes
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.stored import check_preprocessing
-from linvit.tasks.checkpoints import read_curves
 from linvit.tasks.task import Task
 
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}

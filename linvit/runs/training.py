@@ -17,10 +17,20 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source, listed
 from linvit.environment import replica
-from linvit.files import reason_of, replacing, write_text
+from linvit.files import LAST, reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
+from linvit.runs.folder import (
+    CURVES,
+    ENVIRONMENT,
+    RECIPE,
+    AtomicCheckpointIO,
+    RunFolder,
+    RunStoppedError,
+    StopSafely,
+    locked_folder,
+)
 from linvit.runs.loading import load_run
 from linvit.runs.opening import recorded
 from linvit.runs.progress import bars, quiet_lightning, say
@@ -28,17 +38,14 @@ from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
-from linvit.runs.run_folder import held
 from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
 from linvit.runs.yaml_text import dump_yaml
-from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
-RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
@@ -132,7 +139,7 @@ def train_folder(
     if target.exists() and not target.is_dir():
         raise ValueError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
-    with held(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
+    with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         before = read_resumable(last) if resume and last.exists() else None
         task, source = checked.build()
         if before:

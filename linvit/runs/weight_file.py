@@ -13,17 +13,16 @@ from huggingface_hub import EvalResult
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
-from linvit.files import write_text
+from linvit.files import BEST, write_text
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import check
 from linvit.released import check_target, rounded, write_weights
 from linvit.runs.evaluate import Measures
+from linvit.runs.folder import ENVIRONMENT
 from linvit.runs.model_card import creation, model_card
 from linvit.runs.publishable import publishable
 from linvit.runs.run import Run
-from linvit.runs.training import ENVIRONMENT
 from linvit.runs.yaml_text import dump_yaml
-from linvit.tasks.checkpoints import BEST
 
 ARGUMENTS = {"half": bool, "note": str | None, "license": str | None}
 PLACES = {"root", "batch_size", "num_workers"}

@@ -16,11 +16,11 @@ from linvit.analysis.measured import Measured, select
 from linvit.analysis.probe import MIXED
 from linvit.analysis.rank import MATRICES, STATE, measure_ranks
 from linvit.analysis.scores import Map, measure_scores, score_maps
+from linvit.files import LAST
 from linvit.runs import Run, load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.statistics import estimate
 from linvit.studies.table import plus_minus
-from linvit.tasks.checkpoints import LAST
 
 MEASURED = (
     "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused",

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
-from linvit.files import user_path, write_text
+from linvit.files import LAST, user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, Seed, check
 from linvit.runs.bundled import bundled_folder
@@ -28,7 +28,6 @@ from linvit.studies.plan import Cell, Plan, Say, check_shared, silent, train_pla
 from linvit.studies.pool import remaining
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.studies.table import Comparison, Row, about_line, write_texts
-from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")

@@ -15,8 +15,8 @@ from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, p
 
 import linvit
 from linvit.kernels import cpu
+from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
-from linvit.tasks.checkpoints import RunStoppedError
 
 
 def die(trainer, task):

@@ -19,12 +19,12 @@ from tiny_run import curve
 from linvit.data.source import Source
 from linvit.environment import describe
 from linvit.files import write_csv
+from linvit.runs.folder import RunStoppedError, read_curves
 from linvit.studies import pool, study
 from linvit.studies.ledger import Ledger, digest
 from linvit.studies.papers import BASELINES, CLAIM_COLUMNS, best_first, marks, read_variants
 from linvit.studies.plan import compared
 from linvit.studies.pool import Training, complete, last_measures, run_all
-from linvit.tasks.checkpoints import RunStoppedError, read_curves
 from linvit.tasks.measures import Measure
 from linvit_cli import main
 

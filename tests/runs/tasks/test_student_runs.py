@@ -12,10 +12,10 @@ from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
 from linvit.data.images.digits import MEAN, STD
+from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.studies.plan import Cell, Plan
-from linvit.tasks.checkpoints import RunStoppedError
 
 TASKS = ("alignment", "transfer")
 
