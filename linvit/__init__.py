@@ -8,31 +8,44 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "Run",
+    "explore",
+    "export",
+    "fuse",
+    "linearize",
+    "list_mechanisms",
+    "list_recipes",
+    "load_released",
+    "load_run",
+    "models",
+    "new_recipe",
+    "run_in_strips",
+    "swap_attention",
+    "train",
+]
 __version__ = "0.1.0"
 
 if find_spec("timm"):
-    from linvit import models as models
-    from linvit.fusion import fuse as fuse
-    from linvit.models import linearize as linearize
-    from linvit.models import swap_attention as swap_attention
-    from linvit.released import load_released as load_released
+    from linvit import models
+    from linvit.fusion import fuse
+    from linvit.layers.mechanisms import list_mechanisms
+    from linvit.models import linearize, swap_attention
+    from linvit.released import load_released
 
 if TYPE_CHECKING:
-    from linvit.explorer import explore as explore
-    from linvit.runs import Run as Run
-    from linvit.runs import load_run as load_run
-    from linvit.runs import push as push
-    from linvit.runs import train as train
-    from linvit.runs.exporting import export as export
-    from linvit.streaming import stream as stream
+    from linvit.explorer import explore
+    from linvit.runs import Run, export, list_recipes, load_run, new_recipe, train
+    from linvit.streaming import run_in_strips
 
 ON_DEMAND = {
     "Run": "runs",
     "explore": "explorer",
     "export": "runs",
+    "list_recipes": "runs",
     "load_run": "runs",
-    "push": "runs",
-    "stream": "streaming",
+    "new_recipe": "runs",
+    "run_in_strips": "streaming",
     "train": "runs",
 }
 

@@ -31,9 +31,9 @@ def run(options: argparse.Namespace) -> int:
     listed = light_module("linvit.models.listed")
     task = options.task or "classification"
     if options.recipes:
-        from linvit.runs.listing import list_recipes
+        from linvit.runs.listing import compare_recipes
 
-        rows = list_recipes(options.recipes, progress=True)
+        rows = compare_recipes(options.recipes, progress=True)
     else:
         rows = listed.list_networks(task, options.family)
     if options.json:

@@ -9,7 +9,7 @@ import yaml
 from linvit.models.published import ROWS
 from linvit.runs.bundled import header
 from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.runs.training import train_folder
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,8 @@ def test_recipe_is_accepted_and_builds_its_network(path):
     if LARGER.search(values["model"].get("backbone", "")) or TRAINED in path.parts:
         return
     with torch.device("meta"):
-        task = TASKS[values["task"]["name"]].build(values["model"], 10)
+        run = RUNS[values["task"]["name"]]
+        task = run.create_task(run.create_network(values["model"], 10, 3), 10)
     assert sum(parameter.numel() for parameter in task.network.parameters()) > 10_000
 
 

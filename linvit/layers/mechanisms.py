@@ -1,5 +1,6 @@
 """The table of attention mechanisms; every list of mechanisms elsewhere is taken from it."""
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,3 +113,8 @@ LINEAR_AXES: dict[str, Mapping[str, Any]] = {
 def at(place: str) -> dict[str, Mechanism]:
     """The mechanisms that can stand in a place."""
     return {name: mechanism for name, mechanism in MECHANISMS.items() if place in mechanism.places}
+
+
+def list_mechanisms(pattern: str = "*") -> list[str]:
+    """The names of the attention mechanisms that fit a pattern, such as "*rala*"."""
+    return fnmatch.filter(MECHANISMS, pattern)

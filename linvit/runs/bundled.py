@@ -1,5 +1,6 @@
 """The recipes that come with linvit, by name, and their headers."""
 
+import fnmatch
 import os
 import re
 from collections.abc import Sequence
@@ -42,6 +43,11 @@ def find_recipe(recipe: str | Path) -> Path:
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
         f"{nearest(name, files)}"
     )
+
+
+def list_recipes(pattern: str = "*") -> list[str]:
+    """The names of the bundled recipes that fit a pattern, such as "ravlt/*"."""
+    return fnmatch.filter(bundled_files(), pattern)
 
 
 def files_below(path: str | Path) -> list[Path]:

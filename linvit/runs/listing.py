@@ -14,19 +14,18 @@ from linvit.runs.bundled import files_below, header, shown_name
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.settings import group
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 
 
 def store_networks() -> None:
     """Counts the networks of every task and stores them as `linvit.models.listed` reads them."""
     listed = {
-        name: {"caption": spec.listing_caption, "rows": list(tracked(spec.listing(), name))}
-        for name, spec in TASKS.items()
+        name: {"caption": run.listing_caption, "rows": list(tracked(run.listing(), name))} for name, run in RUNS.items()
     }
     write_json(STORED, listed, indent=1)
 
 
-def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
+def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
     """The classifiers that recipes train, compared with those of their bases.
 
     paths: files, folders (searched at any depth), or the names of bundled ones.

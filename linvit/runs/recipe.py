@@ -19,7 +19,7 @@ from linvit.runs.components import components, created
 from linvit.runs.opening import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.settings import as_tuple, group, parameters
-from linvit.runs.tasks import SOURCES, TASKS
+from linvit.runs.tasks import RUNS, SOURCES
 from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
 from linvit.runs.yaml_text import DEEPEST, check_numbers, load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
@@ -132,16 +132,16 @@ class Recipe:
 
     def __init__(self, values: Mapping[str, Any], *, trust: bool = False) -> None:
         values = plain(values)
-        self.spec = TASKS[_chosen(values, "task", TASKS, "classification")]
+        self.spec = RUNS[_chosen(values, "task", RUNS, "classification")]
         self.source_name = _chosen(values, "data", SOURCES)
         if self.source_name not in self.spec.sources:
             raise ValueError(
-                f"data.name is {self.source_name!r}, but the task {self.spec.name} learns from"
+                f"data.name is {self.source_name!r}, but the task {self.spec.task_name} learns from"
                 f" {', '.join(self.spec.sources)}: choose one of them."
             )
         self._source_class = self.spec.sources[self.source_name]
-        settings = {name: kind for name, kind in SETTINGS.items() if name in parameters(self.spec.task)}
-        kinds = {"task": self.spec.task, "data": self._source_class, **settings, "trainer": Trainer}
+        settings = {name: kind for name, kind in SETTINGS.items() if name in parameters(self.spec.task_class)}
+        kinds = {"task": self.spec.task_class, "data": self._source_class, **settings, "trainer": Trainer}
         set_here = {"task": SET_ELSEWHERE, "data": {"seed"}}
         known = {name: sorted(parameters(kind) - set_here.get(name, set())) for name, kind in kinds.items()}
         values = _without_names(values)
@@ -157,7 +157,7 @@ class Recipe:
         self.values["init"] = _filled(self.values["init"], self.values)
         self._settings = self._built(settings)
         if self.values["processes_per_image"] > 1:
-            check_sharing("processes_per_image", self.spec.name, self.values["task"]["compile"])
+            check_sharing("processes_per_image", self.spec.task_name, self.values["task"]["compile"])
 
     @property
     def folder(self) -> Path:
@@ -172,7 +172,7 @@ class Recipe:
     def _check_ranges(self, values: Mapping[str, Any]) -> None:
         with group("", None, **{name: name for name in TOP}):
             check(TOP, values)
-        others = {"trainer": RANGES, "task": self.spec.task, "data": self._source_class}
+        others = {"trainer": RANGES, "task": self.spec.task_class, "data": self._source_class}
         for name, kind in (SETTINGS | others).items():
             with group(name, None):
                 check(kind, values.get(name, {}))
@@ -188,7 +188,7 @@ class Recipe:
 
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
-        names = {"task": {"name": self.spec.name}, "data": {"name": self.source_name}}
+        names = {"task": {"name": self.spec.task_name}, "data": {"name": self.source_name}}
         return {key: names[key] | value if key in names else value for key, value in self.values.items()}
 
     def source(self) -> Source:
@@ -211,11 +211,11 @@ class Recipe:
         with group("data", type(source), seed="seed"):
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         with group("model", None):
-            network = self.spec.network(dict(self.values["model"]), **facts)
+            network = self.spec.create_network(dict(self.values["model"]), **facts)
         settings = {name: f"distillation.{name}" for name in parameters(Distillation)}
         spelled = settings if "distillation" in self._settings else {}
-        with group("task", self.spec.task, **spelled):
-            task = self.spec.around(network, **facts, **self.values["task"], **self._settings, seed=seed)
+        with group("task", self.spec.task_class, **spelled):
+            task = self.spec.create_task(network, **facts, **self.values["task"], **self._settings, seed=seed)
         given = (self.values.get("distillation", {}).get("checkpoint"), self.values["task"].get("teacher"))
         teacher = getattr(task, "original", None) or getattr(getattr(task, "teacher", None), "network", None)
         with group("data", type(source), seed="seed"):

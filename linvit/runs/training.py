@@ -4,7 +4,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
+from linvit.analysis.curves import write_training_curve
 from linvit.data.source import Source, listed
 from linvit.environment import replica
 from linvit.files import LAST, reason_of, replacing, write_text
@@ -105,16 +106,15 @@ def train_in_turn(
         raise ValueError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
     before: Path | None = None
     for recipe, values in zip(recipes, checked, strict=True):
-        given = overrides if before is None or values.values["init"] else _with_init(overrides, before)
-        before = train_folder(recipe, given, resume=True, progress=progress, trust_recipe=trust_recipe)
+        started = overrides
+        if before is not None and not values.values["init"]:
+            if isinstance(overrides, Mapping):
+                started = {**overrides, "init": str(before)}
+            else:
+                started = [*overrides, f"init={before}"]
+        before = train_folder(recipe, started, resume=True, progress=progress, trust_recipe=trust_recipe)
     assert before is not None
     return load_run(before)
-
-
-def _with_init(overrides: Overrides, folder: Path) -> Overrides:
-    if isinstance(overrides, Mapping):
-        return {**overrides, "init": str(folder)}
-    return [*overrides, f"init={folder}"]
 
 
 def train_folder(
@@ -168,6 +168,10 @@ def train_folder(
 
 
 def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
+    def draw(rows: list[dict[str, float]], task: Task) -> None:
+        with replacing(folder / CURVES) as temporary:
+            write_training_curve(rows, task.measures, temporary)
+
     shown = bars(progress)
     about = {  # in every checkpoint: rebuilds network, classes and preprocessing without the recipe
         "format": FORMAT,
@@ -175,9 +179,9 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
         "preprocessing": asdict(source.preprocessing),
-        **recipe.spec.stored(source),
+        **recipe.spec.facts_to_store(source),
     }
-    keeper = RunFolder(folder, about, say if progress and not shown else None, _curve_writer(folder))
+    keeper = RunFolder(folder, about, say if progress and not shown else None, draw)
     sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
     return recipe.trainer(
         [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
@@ -280,7 +284,7 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
     Settings of the task that are newer than the run had their defaults then.
     """
     recipe = checked.resolved()
-    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task).items()}}
+    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task_class).items()}}
     newer["distillation"] = asdict(Distillation())
     for section in SAME:
         old, now = (
@@ -295,13 +299,3 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
                     f"The run in {folder} has {path} {old.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."
                 )
-
-
-def _curve_writer(folder: Path) -> Callable[[list[dict[str, float]], Task], None]:
-    def write(rows: list[dict[str, float]], task: Task) -> None:
-        from linvit.analysis.curves import write_training_curve  # matplotlib, which most processes never need
-
-        with replacing(folder / CURVES) as temporary:
-            write_training_curve(rows, task.measures, temporary)
-
-    return write

@@ -69,6 +69,6 @@ def _training(name: str, run: Run, folder: Path) -> list[str]:
     link = html.escape(str((run.folder / PAGE).relative_to(folder)))
     words = "accuracy of each class, confused classes and calibration"
     return [
-        figure_image(training_curve(run.metrics, run.task.measures), f"training curves of {name}"),
+        figure_image(training_curve(run.history, run.task.measures), f"training curves of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
     ]

@@ -18,6 +18,7 @@ from linvit.analysis.rank import MATRICES, STATE, measure_ranks
 from linvit.analysis.scores import Map, measure_scores, score_maps
 from linvit.files import LAST
 from linvit.runs import Run, load_run
+from linvit.runs.analyze import ImageRun
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.statistics import estimate
 from linvit.studies.table import plus_minus
@@ -159,8 +160,8 @@ def of_run(run: Path) -> Inside:
 
 def shown_of_run(run: Path) -> Shown:
     """What figures show of a run folder's network after its last epoch: a photograph and held-out images."""
-    loaded = load_run(run / "checkpoints" / LAST)
-    subject = loaded.spec.subject(loaded)
+    loaded = cast(ImageRun, load_run(run / "checkpoints" / LAST))
+    subject = loaded.subject()
     assert subject.transform is not None
     photo = subject.transform(photos(loaded.preprocessing.channels)[-1])
     (maps,) = score_maps(subject.network, photo.unsqueeze(0), IN_THE_MIDDLE)

@@ -2,11 +2,13 @@
 
 import html
 from pathlib import Path
+from typing import cast
 
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.models.by_name import bundled_names
 from linvit.runs import load_run
 from linvit.runs.images import PHOTOS, photos
+from linvit.runs.tasks import ClassificationRun
 from linvit.studies.plan import Say
 
 SIZE = 128  # px: at the 32 px of the training the largest score maps would have 8×8 tokens
@@ -30,7 +32,7 @@ def on_photographs(folder: Path, progress: Say) -> list[str]:
     if not names:
         progress(MISSING)
         return [paragraph(MISSING)]
-    runs = {name: load_run(model=name) for name in names}
+    runs = {name: cast(ClassificationRun, load_run(model=name)) for name in names}
     rows: list[dict[str, str]] = [{"photograph": name} for name in PHOTOS]
     shown = []
     for name, run in runs.items():
