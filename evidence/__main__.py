@@ -16,7 +16,7 @@ from evidence.table import GROUPS, chosen
 from linvit.bench.kinds import KINDS
 from linvit.bench.rows import Options
 from linvit.ranges import known
-from linvit.tasks.checkpoints import RunStoppedError
+from linvit.runs.folder import RunStoppedError
 from linvit_cli import bench as measuring
 from linvit_cli.parser import image_size, number, whole
 

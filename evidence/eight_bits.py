@@ -24,8 +24,8 @@ from linvit.fusion import fuse
 from linvit.models.by_name import bundled_names
 from linvit.runs import load_run
 from linvit.runs.exporting import MOST_TO_CALIBRATE, calibration_images, of_run
+from linvit.runs.report import answers_of
 from linvit.runs.run import Run
-from linvit.runs.tasks.classification import answers_of
 from linvit.studies.plan import Say, silent
 from linvit.studies.statistics import Estimate, paired
 

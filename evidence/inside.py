@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from matplotlib.figure import Figure
@@ -15,13 +16,14 @@ from linvit.analysis.measured import Measured, select
 from linvit.analysis.probe import MIXED
 from linvit.analysis.rank import STATE
 from linvit.analysis.scores import Map, score_maps
+from linvit.files import LAST
 from linvit.runs import load_run
+from linvit.runs.analyze import ImageRun
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.inside import DESCRIPTIONS as OF_FIGURES
 from linvit.studies.inside import IMAGES, OUTPUT, Inside, held_out, of_run
 from linvit.studies.statistics import estimate
 from linvit.studies.table import plus_minus
-from linvit.tasks.checkpoints import LAST
 
 MEASURED = (
     "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused",
@@ -104,8 +106,8 @@ DESCRIPTIONS = {
 
 def shown_of_run(run: Path) -> Shown:
     """What figures show of a run folder's network after its last epoch: a photograph and held-out images."""
-    loaded = load_run(run / "checkpoints" / LAST)
-    subject = loaded.spec.subject(loaded)
+    loaded = cast(ImageRun, load_run(run / "checkpoints" / LAST))
+    subject = loaded.subject()
     assert subject.transform is not None
     photo = subject.transform(photos(loaded.preprocessing.channels)[-1])
     (maps,) = score_maps(subject.network, photo.unsqueeze(0), IN_THE_MIDDLE)

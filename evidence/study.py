@@ -12,7 +12,7 @@ from evidence.study_page import Study
 from linvit.analysis.markdown import check_marks, copy_figures, marks, replace_between_marks
 from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
-from linvit.files import user_path
+from linvit.files import LAST, user_path
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.runs.recipe import read_recipe
 from linvit.studies.inside import of_run
@@ -20,7 +20,6 @@ from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, check_shared, silent, train_plans
 from linvit.studies.pool import remaining
 from linvit.studies.table import Row
-from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")

@@ -18,7 +18,7 @@ from evidence.study_page import CLAIM_COLUMNS, claim_lines
 from evidence.table import AN4, BOOKS, CIFAR10, DENSE, LINEARIZE, PAPERS
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.files import write_text
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.studies.plan import compared
 from linvit.studies.statistics import Estimate, estimate, holm
 from linvit.studies.table import Row
@@ -139,7 +139,7 @@ def asked_later(study: str) -> list[Verdict]:
 
 def measure_of(row: Comparison, score: str = "") -> Measure:
     """The score of a comparison, or another measure of its task."""
-    known: Mapping[str, Measure] = ERRORS if row.task == "students" else TASKS[row.task].task.measures
+    known: Mapping[str, Measure] = ERRORS if row.task == "students" else RUNS[row.task].task_class.measures
     return known[score or row.score]
 
 

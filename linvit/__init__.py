@@ -9,23 +9,37 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "Run",
+    "explore",
+    "export",
+    "fuse",
+    "linearize",
+    "list_mechanisms",
+    "list_recipes",
+    "load_released",
+    "load_run",
+    "models",
+    "new_recipe",
+    "run_in_strips",
+    "swap_attention",
+    "train",
+]
 __version__ = "0.1.0"
 
-if find_spec("timm") and "linvit_cli" not in sys.modules:  # the command line imports what a command needs
-    from linvit import models as models
-    from linvit.fusion import fuse as fuse
-    from linvit.models import linearize as linearize
-    from linvit.models import swap_attention as swap_attention
-    from linvit.released import load_released as load_released
-
 if TYPE_CHECKING:
-    from linvit.explorer import explore as explore
-    from linvit.runs import Run as Run
-    from linvit.runs import load_run as load_run
-    from linvit.runs import push as push
-    from linvit.runs import train as train
-    from linvit.runs.exporting import export as export
-    from linvit.streaming import stream as stream
+    from linvit import models
+    from linvit.bundled import list_recipes
+    from linvit.explorer import explore
+    from linvit.fusion import fuse
+    from linvit.layers.mechanisms import list_mechanisms
+    from linvit.models import linearize, swap_attention
+    from linvit.released import load_released
+    from linvit.runs import Run, export, load_run, new_recipe, train
+    from linvit.streaming import run_in_strips
+
+if find_spec("timm") and "linvit_cli" not in sys.modules:  # the command line imports what a command needs
+    import_module("linvit.models")
 
 ON_DEMAND = {
     "Run": "runs",
@@ -33,17 +47,19 @@ ON_DEMAND = {
     "export": "runs",
     "fuse": "fusion",
     "linearize": "models",
+    "list_mechanisms": "layers.mechanisms",
+    "list_recipes": "bundled",
     "load_released": "released",
     "load_run": "runs",
-    "push": "runs",
+    "new_recipe": "runs",
+    "run_in_strips": "streaming",
     "swap_attention": "models",
-    "stream": "streaming",
     "train": "runs",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Lightning and what else training needs are imported when they are asked for."""
+    """What is public is imported when it is asked for: Lightning and what else training needs take seconds."""
     if name == "models":
         return import_module("linvit.models")
     if name not in ON_DEMAND:

@@ -4,6 +4,7 @@ Nothing here needs torch, so that the command line lists both at once. `python -
 the networks again, and a test compares the two.
 """
 
+import fnmatch
 import json
 import os
 import re
@@ -51,6 +52,11 @@ def find_recipe(recipe: str | Path) -> Path:
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
         f"{nearest(name, files)}"
     )
+
+
+def list_recipes(pattern: str = "*") -> list[str]:
+    """The names of the bundled recipes that fit a pattern, such as "ravlt/*"."""
+    return fnmatch.filter(bundled_files(), pattern)
 
 
 def files_below(path: str | Path) -> list[Path]:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 LOCK = ".lock"
+LAST, BEST = "last.ckpt", "best.ckpt"  # in the folder checkpoints of a run
 
 
 def user_path(path: str | Path) -> Path:
@@ -28,6 +29,15 @@ def user_path(path: str | Path) -> Path:
     if "\0" in str(path):
         raise ValueError(f"The path {str(path)!r} has a NUL character, which no file name can have: give another path.")
     return Path(os.path.expanduser(path))
+
+
+def weights_file(source: str | Path) -> Path:
+    """The weight file: a run's best checkpoint, otherwise its last one, or the file itself."""
+    path = user_path(source)
+    if not path.is_dir():
+        return path
+    best, last = (path / "checkpoints" / name for name in (BEST, LAST))
+    return last if last.is_file() and not best.is_file() else best
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import argparse
 from linvit_cli.failures import say_unreadable
 from linvit_cli.overrides import data_settings
 from linvit_cli.parser import number, whole
-from linvit_cli.run_arguments import add_network, chosen, load
+from linvit_cli.run_arguments import add_network, call, chosen, load
 from linvit_cli.streams import show
 
 HELP = "Measure ranks, scores and magnitudes inside a network's attention."
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     untrained = without_weights and not paths
     analyzed = load(options, paths[0] if paths else None, untrained=untrained)
     choices = chosen(options, "images", "output", "layers", "count", "query")
-    analysis = analyzed.analyze(what, progress=True, **choices, **data_settings(options.overrides))
+    settings = data_settings(options.overrides)
+    analysis = call(analyzed, "analyze", what, settings=settings, progress=True, **choices)
     show(f"The report is {analysis.page}.")
     return say_unreadable(analysis.unreadable)

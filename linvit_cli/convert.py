@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from linvit_cli.overrides import data_settings
-from linvit_cli.run_arguments import chosen
+from linvit_cli.run_arguments import call, chosen
 from linvit_cli.streams import show
 
 HELP = "Write the weights of a run, or released ones, to a file for timm."
@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from linvit.runs.loading import load_run
 
     settings = data_settings(options.overrides)
-    path = load_run(options.source).save_weights(options.target, half=options.half, progress=True, **card, **settings)
+    loaded = load_run(options.source)
+    path = call(loaded, "save_weights", options.target, settings=settings, half=options.half, progress=True, **card)
     show(f"The weights are in {path}, their model card in {path.with_suffix('.md')}.")
     return 0

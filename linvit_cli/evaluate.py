@@ -6,7 +6,7 @@ from pathlib import Path
 
 from linvit_cli.overrides import data_settings
 from linvit_cli.parser import whole
-from linvit_cli.run_arguments import add_decoding, add_network, add_processes, chosen, load
+from linvit_cli.run_arguments import add_decoding, add_network, add_processes, call, chosen, load
 from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_rows
 
@@ -51,15 +51,14 @@ def run(options: argparse.Namespace) -> int:
         check_output_file(options.report)
     evaluated = load(options, options.path)
     settings = data_settings(options.overrides)
-    choices = chosen(
-        options, "beam", "language_model", "lm_weight", "word_bonus", "tasks", "task_data", "include", "limit"
-    )
-    measures = evaluated.evaluate(progress=not options.json, **settings, **choices, **chosen(options, "processes"))
+    decoding = chosen(options, "beam", "language_model", "lm_weight", "word_bonus")
+    others = chosen(options, "tasks", "task_data", "include", "limit", "processes")
+    measures = call(evaluated, "evaluate", settings=settings, progress=not options.json, **decoding, **others)
     if options.json:
         show(json.dumps(measures.by_weights, default=str))
     else:
         show_rows(measures.table(), title=str(evaluated.path))
     if options.report is not None:
-        page = evaluated.report(options.report or None, measures, **settings, **choices)
+        page = evaluated.report(options.report or None, measures, **settings, **decoding)
         complain(f"The report is {page}.")
     return 0

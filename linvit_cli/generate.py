@@ -1,11 +1,10 @@
 """`linvit generate`."""
 
 import argparse
-import inspect
 from pathlib import Path
 
 from linvit_cli.parser import number, whole
-from linvit_cli.run_arguments import add_weights, chosen
+from linvit_cli.run_arguments import add_weights, call, chosen
 from linvit_cli.streams import show
 from linvit_cli.tables import show_pieces
 
@@ -47,14 +46,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from linvit.runs.loading import load_run
+    from linvit.runs.tasks.diffusion import DiffusionRun
 
     loaded = load_run(options.path)
-    if options.output is None and "output" in inspect.signature(loaded.spec.generate).parameters:
+    if options.output is None and isinstance(loaded, DiffusionRun):
         raise ValueError("This run generates images: choose a file with --output FILE.png or FILE.npz.")
     names = ("prompt", "tokens", "temperature", "top_p", "classes", "count", "guidance", "steps", "sampler")
-    generated = loaded.generate(
-        **chosen(options, *names, "autoencoder", "seed", "weights", "output"),
-    )
+    generated = call(loaded, "generate", **chosen(options, *names, "autoencoder", "seed", "weights", "output"))
     if options.output is None:
         show_pieces(generated)
     else:

@@ -30,9 +30,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--recipes excludes --family and --task: leave them out.")
     task = options.task or "classification"
     if options.recipes:
-        from linvit.runs.listing import list_recipes
+        from linvit.runs.listing import compare_recipes
 
-        rows = list_recipes(options.recipes, progress=True)
+        rows = compare_recipes(options.recipes, progress=True)
     else:
         rows = list_networks(task, options.family)
     if options.json:

@@ -12,6 +12,7 @@ from linvit_cli.run_arguments import (
     add_network,
     add_processes,
     add_weights,
+    call,
     chosen,
     load,
     set_allocator,
@@ -23,9 +24,12 @@ HELP = "Predict classes, objects, regions or transcripts from files."
 EXAMPLES = (
     "linvit predict runs/ravlt_nano_digits photos scan.png --output predictions.csv",
     "linvit predict runs/spoken_mala speech.flac --beam 16 --lm words.arpa",
-    "linvit predict runs/segmentor slide.tif --stream --output maps",
+    "linvit predict runs/segmentor slide.tif --strips --output maps",
 )
 TAKES_OVERRIDES = True
+GIVEN = (
+    "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights", "processes", "output"
+)  # fmt: skip
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -43,16 +47,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     images.add_argument("--topk", metavar="K", type=whole, help=text)
     text = "detection and multi-label classification: lowest score shown (default: 0.5)"
     images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
-    text = "read each image at its own size and strip by strip; sound in pieces of this length (default: off)"
-    images.add_argument("--stream", metavar="SECONDS", dest="strips", nargs="?", const=True, type=number, help=text)
-    text = "--stream: height of a strip in pixels (default: what fits the memory)"
+    text = "classes and label maps: read each image at its own size and strip by strip (default: off)"
+    images.add_argument("--strips", action="store_true", help=text)
+    text = "--strips: height of a strip in pixels (default: what fits the memory)"
     images.add_argument("--rows", metavar="PX", type=whole, help=text)
-    text = "--stream: GiB for the maps of a strip (default: 1)"
+    text = "--strips: GiB for the maps of a strip (default: 1)"
     images.add_argument("--strip-memory", metavar="GIB", dest="memory", type=number, help=text)
-    text = "--stream: folder for maps on disk; the same command goes on after an interruption (default: none)"
+    text = "--strips: folder for maps on disk; the same command goes on after an interruption (default: none)"
     images.add_argument("--spill", metavar="FOLDER", help=text)
     add_processes(images)
-    add_decoding(command)
+    text = "transcribe one file while it is read, in pieces of this length; for causal networks (default: off)"
+    add_decoding(command).add_argument("--pieces", metavar="SECONDS", dest="seconds", type=number, help=text)
     output = command.add_argument_group("output")
     text = "a .csv or .json file, for detectors and segmentors a folder (default: a table on the terminal)"
     output.add_argument("--output", metavar="PATH", help=text)
@@ -60,31 +65,31 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _strips(options: argparse.Namespace) -> dict[str, Any]:
-    """The option `strips` of `Run.predict`."""
+    """The option `strips` of `predict`."""
     strips = chosen(options, "rows", "memory", "spill")
-    if options.strips is None:
+    if not options.strips:
         if strips:
-            raise ValueError("--rows, --strip-memory and --spill need --stream: add it.")
+            raise ValueError("--rows, --strip-memory and --spill need --strips: add it.")
         return {}
     return {"strips": {**strips, "progress": complain}}
 
 
 def run(options: argparse.Namespace) -> int:
+    from linvit.runs.tasks.speech import SpeechRun
+
     path, *inputs = options.paths if options.model is None else [None, *options.paths]
     if not inputs:
         raise ValueError("There is nothing to predict: give files or folders after the run or checkpoint.")
     set_allocator(options)
     loaded = load(options, path)
     loaded.prepare(**data_settings(options.overrides))
-    decoding = chosen(
-        options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights", "processes"
-    )
-    if options.strips is True and loaded.spec.name == "speech":
-        raise ValueError("--stream has no length, expected seconds for sound: add them.")
-    if isinstance(options.strips, float):
-        show_pieces(loaded.stream(inputs, options.strips, **decoding, **chosen(options, "output")))
+    given = chosen(options, *GIVEN) | _strips(options)
+    if options.seconds is not None:
+        if not isinstance(loaded, SpeechRun):
+            raise ValueError(f"--pieces is for sound, but this is a run of the task {loaded.task_name}: leave it out.")
+        show_pieces(call(loaded, "stream", inputs, options.seconds, **given))
         return 0
-    predictions = loaded.predict(inputs, progress=True, **decoding, **_strips(options), **chosen(options, "output"))
+    predictions = call(loaded, "predict", inputs, progress=True, **given)
     if options.output:
         count = "1 prediction is" if len(predictions) == 1 else f"{len(predictions)} predictions are"
         show(f"{count} in {options.output}.")

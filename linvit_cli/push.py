@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from linvit_cli.overrides import data_settings
-from linvit_cli.run_arguments import chosen
+from linvit_cli.run_arguments import call, chosen
 from linvit_cli.streams import show
 
 if TYPE_CHECKING:
@@ -37,15 +37,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.pushing import check_access, check_repository, upload, write_folder
+    from linvit.runs.loading import load_run
+    from linvit.runs.pushing import check_access, check_repository, upload
 
-    settings = chosen(options, "license", "note") | data_settings(options.overrides)
+    card, settings = chosen(options, "license", "note", "folder"), data_settings(options.overrides)
     check_repository(options.repository)
     if not options.dry_run:
         if not options.yes and not sys.stdin.isatty():
             raise ValueError("Nothing is uploaded unasked, and there is no terminal to ask on: add --yes or --dry-run.")
         check_access(options.repository, options.public)
-    pushed = write_folder(options.source, options.repository, options.folder, progress=True, **settings)
+    loaded = load_run(options.source)
+    pushed = call(loaded, "push_to_hub", options.repository, settings=settings, dry_run=True, progress=True, **card)
     _list(pushed)
     place = f"{options.repository} ({'public' if options.public else 'private'})"
     if options.dry_run:

@@ -1,6 +1,8 @@
 """Arguments that several commands on runs share."""
 
 import argparse
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,35 @@ def set_allocator(options: argparse.Namespace) -> None:
 def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options that were given, by name."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+CANNOT = {
+    "predict": "predict",
+    "generate": "generate",
+    "analyze": "be analyzed, because it has no attention over images",
+    "save_weights": "be converted, because timm reads classifiers only",
+    "push_to_hub": "be pushed, because the hub's folder is that of a classifier",
+}
+"""What a run cannot do whose task lacks a method, in words."""
+COMMANDS = {"predict": "predict", "generate": "generate", "evaluate": "eval"}
+"""The commands that a task may have instead, by their methods."""
+
+
+def call(run: "Run", verb: str, *values: Any, settings: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Calls a method of a run. settings: further arguments, which are settings of the data.
+
+    Raises ValueError if its task lacks the method, naming the commands that it has, or an option.
+    """
+    if not hasattr(run, verb):
+        commands = [f"`linvit {command}`" for name, command in COMMANDS.items() if hasattr(run, name)]
+        raise ValueError(f"A run of the task {run.task_name} cannot {CANNOT[verb]}: use {' or '.join(commands)}.")
+    method = getattr(run, verb)
+    accepted = [name for name, p in inspect.signature(method).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in options.keys() - {*accepted, "progress"}:
+        others = ", ".join(f"`{other}`" for other in accepted if other != "progress")
+        accepts = f"which accepts {others}" if others else "which accepts none"
+        raise ValueError(f"`{name}` is not an option of {verb} for the task {run.task_name}, {accepts}: leave it out.")
+    return method(*values, **(settings or {}), **options)
 
 
 def load(options: argparse.Namespace, path: str | None, **more: Any) -> "Run":

@@ -11,7 +11,7 @@ from linvit.data.dense import Ade20k, Coco
 from linvit.data.dense.scenes import make_scenes
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.tasks import Detection, Segmentation
 
 SIDE, SEEN = 100, 200  # pixels of the scenes, no multiple of 32, and of what the networks see
@@ -86,8 +86,7 @@ def knows_maps(scenes: Path, first: int = 1) -> Run:
 
 
 def _run(name: str, task, source, data: dict, stored: dict) -> Run:
-    spec = TASKS[name]
-    return Run(spec, task, source.class_names, source.preprocessing, Path("run"), "truth", {"data": data}, stored)
+    return RUNS[name](task, source.class_names, source.preprocessing, Path("run"), "truth", {"data": data}, stored)
 
 
 def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
@@ -97,7 +96,8 @@ def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
     data = {"name": "coco" if detects else "ade20k", "root": str(scenes / kind), "long_side": 96, "short_side": 64}
     source = (Coco if detects else Ade20k)(data["root"], 96, 64)
     model = {"framework": framework, "backbone": "mavit_nano", "heads": {"width": 16}}
-    task = TASKS[kind].build(model, source.num_classes)
+    run = RUNS[kind]
+    task = run.create_task(run.create_network(model, source.num_classes, 3), source.num_classes)
     about = {
         "format": FORMAT,
         "num_classes": source.num_classes,

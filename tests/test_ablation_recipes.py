@@ -11,7 +11,7 @@ from tiny_dense import HEADS, SIZE, tiny_scenes
 from linvit.bundled import header
 from linvit.models.by_name import create_classifier
 from linvit.models.published import ROWS
-from linvit.runs.listing import list_recipes
+from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.training import train_folder
 from linvit_cli import main
@@ -45,7 +45,7 @@ def test_header_has_the_parameters_of_the_network(path):
     "path", [pytest.param(path, marks=[] if path.stem in CHEAP else pytest.mark.slow) for path in RECIPES], **named
 )
 def test_header_has_the_macs_of_the_network(path):
-    (row,) = list_recipes([path])
+    (row,) = compare_recipes([path])
     assert counted(path) == (f"{row['parameters']:,}", in_giga(row["macs"]), in_giga(row["macs_attention"]))
 
 

@@ -35,7 +35,7 @@ def refused(capsys):
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(refused, run, tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.runs.run.Run.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr("linvit.runs.ClassificationRun.evaluate", lambda *_, **__: pytest.fail("evaluated"))
     assert f"{tmp_path} is a folder, not a file" in refused("eval", run, "--report", tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from linvit.bundled import bundled_files
 from linvit.ranges import declared
 from linvit.runs.recipe import Recipe, read_recipe
-from linvit.runs.tasks import SOURCES, TASKS
+from linvit.runs.tasks import RUNS, SOURCES
 from linvit_cli import _parser, parse
 from linvit_cli.overrides import recipe_overrides
 
@@ -82,7 +82,7 @@ def test_flags_in_the_text_exist(capsys):
         for flag in re.findall(r"--[a-z-]+", command):
             assert f"{flag} " in text or f"{flag}\n" in text, command
         for task in re.findall(r"--task (\w+)", command):
-            assert task in (*TASKS, "NAME"), command
+            assert task in (*RUNS, "NAME"), command
 
 
 def check_data_keys(texts):
@@ -100,7 +100,7 @@ def test_names_files_and_settings_exist():
         assert (ROOT / file).is_file(), file
     code = set(re.findall(r"`([^`\n]+)`", text))
     check_data_keys(snippet for snippet in code if not snippet.startswith("linvit."))
-    settings = {name for spec in TASKS.values() for name in declared(spec.task)} | {"name"}
+    settings = {name for run in RUNS.values() for name in declared(run.task_class)} | {"name"}
     for snippet in code:
         for key in re.findall(r"\btask\.(\w+)", snippet):
             assert key in settings, snippet

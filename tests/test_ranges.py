@@ -13,12 +13,12 @@ from torch import nn
 
 from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected
 from linvit.runs.recipe import SETTINGS, TOP, TRAINER, Recipe, merge, parsed_override
-from linvit.runs.tasks import SOURCES, TASKS
+from linvit.runs.tasks import RUNS, SOURCES
 from linvit.runs.trainer import RANGES
 from linvit.tasks.optimization import Optimizer, Schedule
 
 CLASSES = {
-    **{spec.task.__name__: spec.task for spec in TASKS.values()},
+    **{run.task_class.__name__: run.task_class for run in RUNS.values()},
     **{source.__name__: source for source in SOURCES.values()},
     **{kind.__name__: kind for kind in SETTINGS.values()},
 }
@@ -256,7 +256,7 @@ def test_digits_moved_out_of_their_image():
 
 
 def test_a_learning_rate_that_rises_at_its_end():
-    task = TASKS["classification"].task
+    task = RUNS["classification"].task_class
     with pytest.raises(ValueError, match=r"`min_lr` is 0\.1, above the peak learning rate of 0\.001"):
         task(nn.Linear(1, 2), 2, optimizer=Optimizer(lr=1e-3), schedule=Schedule(min_lr=0.1))
     task(nn.Linear(1, 2), 2, optimizer=Optimizer(lr=1e-3), schedule=Schedule("steps", min_lr=0.1))
@@ -271,4 +271,4 @@ def test_rates_of_networks(task):
     }
     model, key = models[task]
     with pytest.raises(ValueError, match=rf"`{key}` is .*, expected a number from 0 up to, but not including, 1"):
-        TASKS[task].network(model, 10, 3)
+        RUNS[task].create_network(model, 10, 3)

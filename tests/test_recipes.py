@@ -9,7 +9,7 @@ import torch
 from linvit.bundled import header
 from linvit.models.published import ROWS
 from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.runs.training import train_folder
 from linvit.runs.yaml_text import dump_yaml, load_yaml
 
@@ -73,7 +73,8 @@ def test_networks_of_recipes_can_be_built(resolved):
     for key, path in models.items():
         task, model = json.loads(key)
         with torch.device("meta"):
-            network = TASKS[task].build(model, 10).network
+            run = RUNS[task]
+            network = run.create_network(model, 10, 3)
         assert sum(parameter.numel() for parameter in network.parameters()) > 10_000, path
 
 

@@ -55,7 +55,7 @@ def test_the_tour_runs(tmp_path, monkeypatch):
         Image.effect_noise((40, 50), 60).save(path)
     names = run_block("start/python.md", 'linvit.train("demo')
     assert 0 <= names["measures"]["top1"] <= 1
-    assert len(names["run"].metrics) == 3
+    assert len(names["run"].history) == 3
     assert [len(row.classes) for row in names["predictions"]] == [3, 3]
     assert Path("predictions.csv").read_text().count("\n") == 3
     assert Path("runs/tour/report.html").is_file()

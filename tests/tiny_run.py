@@ -10,8 +10,8 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
+from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
-from linvit.tasks.checkpoints import RunStoppedError
 
 TINY = {
     "seed": 3,

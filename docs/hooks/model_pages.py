@@ -3,7 +3,7 @@
 from linvit.analysis.markdown import markdown_rows
 from linvit.bundled import caption, list_networks
 from linvit.runs.model_card import network_card
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit_cli.models import readable
 
 INTRODUCTION = """# Networks
@@ -21,7 +21,7 @@ def pages() -> dict[str, str]:
 
 def _index() -> str:
     lines, seen = [INTRODUCTION], set()
-    for task in TASKS:
+    for task in RUNS:
         rows = readable(list_networks(task))
         key = markdown_rows([{k: v for k, v in row.items() if k != "weights"} for row in rows], left=2) if rows else ""
         if not rows or key in seen:

@@ -5,6 +5,9 @@ from types import ModuleType
 
 from public import ROOMS, home_of, reference, undocumented
 
+VERBS = ("analyze", "evaluate", "export", "predict", "prepare", "report", "source")
+"""The methods of runs that the page of each task shows, also if a base of its class has them."""
+
 
 def pages() -> dict[str, str]:
     """Each page as Markdown, by its path below reference/python.
@@ -29,4 +32,6 @@ def _entry(name: str) -> str:
     """A function that has its module's name is found where it is defined."""
     if isinstance(resolve_name(name), ModuleType):
         return f"::: {home_of(name)}\n    options: {{heading: {name}, toc_label: {name.rpartition('.')[2]}}}\n"
+    if name.startswith("linvit.runs.") and name.endswith("Run"):
+        return f"::: {name}\n    options: {{inherited_members: [{', '.join(VERBS)}]}}\n"
     return f"::: {name}\n"

@@ -16,7 +16,7 @@ from linvit.bench.page import OF_NETWORKS
 from linvit.bench.rows import Progress, Report, Row
 from linvit.environment import memory
 from linvit.ranges import Count, Range
-from linvit.streaming import stream
+from linvit.streaming import run_in_strips
 
 PLAIN, STREAMED = "plain", "streamed"
 BYTES_PER_PIXEL = 300  # of an ordinary forward, a little more than measured for MAViT-T
@@ -103,7 +103,7 @@ def _computed(options: Options, name: str, side: int, variant: str) -> tuple[flo
         if variant == PLAIN:
             results.append(network(whole))
         else:
-            results.append(stream(network, image, memory=options.strip_memory).logits)
+            results.append(run_in_strips(network, image, memory=options.strip_memory).logits)
 
     began = time.process_time()
     peak = peak_above(call)

@@ -18,7 +18,7 @@ GROUPS = 1_000  # of neighbouring epochs, in a longer training
 def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> Figure:
     """Panels for the losses, the measures and the learning rate over the epochs.
 
-    rows: one for each epoch, as in `Run.metrics`. measures: their `panel` names the panel of each. Panels without a
+    rows: one for each epoch, as in `Run.history`. measures: their `panel` names the panel of each. Panels without a
     finite value are left out.
     """
     panels = [(label, lines) for label, factor, names in _panels(measures) if (lines := _lines(rows, factor, names))]

@@ -3,6 +3,7 @@
 The layers that `swap_attention` puts into a network are in `linvit.layers.token_mechanisms.TOKEN_LAYERS`.
 """
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,3 +108,8 @@ def mechanism_of(name: str, place: str | None = None) -> Mechanism:
     Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
     """
     return known("mechanism", name, MECHANISMS if place is None else at(place))
+
+
+def list_mechanisms(pattern: str = "*") -> list[str]:
+    """The names of the attention mechanisms that fit a pattern, such as "*rala*"."""
+    return fnmatch.filter(MECHANISMS, pattern)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
 from linvit.analysis import captions
@@ -19,13 +19,30 @@ from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.errors import SettingError
 from linvit.files import check_writable, user_path, write_csv, write_json
-from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
+from linvit.ranges import Count, Share
+from linvit.runs.images import AnalyzedImages, as_list, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
-from linvit.runs.run import Run
-from linvit.runs.spec import Subject
+from linvit.runs.run import Run, checked
+from linvit.runs.trained import Trained
 
 SCORE_IMAGES, SHOWN, MAGNITUDE_IMAGES = 8, 4, 4
 BATCH = 4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The subject of an analysis.
+
+    network: has attention over images. inputs: makes its inputs from normalized images and labels (None if unknown).
+    displayed: turns an image into (height, width, 3) or (height, width) in 0..1. transform: from an image file to a
+    normalized image; None if only the data of the run can be used. note: follows the network's name in the report.
+    """
+
+    network: nn.Module
+    inputs: Callable[[Tensor, Tensor | None], Any]
+    displayed: Callable[[Tensor], Tensor]
+    transform: Callable[[Any], Tensor] | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,59 +84,74 @@ class _Result:
     figures: dict[str, tuple[Figure, str]]
 
 
-def analyze(
-    run: Run,
-    what: str = "all",
-    *,
-    images: Sequence[Any] | str | Path | None = None,
-    output: str | Path | None = None,
-    layers: Sequence[str | int] | None = None,
-    count: int = 64,
-    query: tuple[float, float] = (0.5, 0.5),
-    progress: bool = False,
-    **overrides: Any,
-) -> Analysis:
-    """Analyzes a network's attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report to a folder.
+class ImageRun(Run):
+    """A run of a network with attention over images: a classifier, detector, segmentor or image generator."""
 
-    Args:
-        run: of a classifier, an image generator, or a detector or segmentor (whose backbone is analyzed).
-        what: a name in ANALYSES, or "all".
-        images: image files, folders or images in memory; default: the run's held-out data, or two photos if the run
-            has no data.
-        output: the folder; default: analysis/ in the run's folder.
-        layers: names of attention layers, or their numbers from 1 (default: all).
-        count: number of images over which ranks are averaged.
-        query: (height, width) in 0..1 of the query whose scores are shown.
-        progress: show progress bars.
-        overrides: settings of the data, see Run.source.
+    def subject(self) -> Subject:
+        """What `analyze` looks into."""
+        raise NotImplementedError
 
-    Raises ValueError if an argument is unknown, or arguments do not fit together.
-    """
-    if what not in ("all", *ANALYSES):
-        raise SettingError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
-    if count < 1:
-        raise SettingError(f"`count` is {count}, expected 1 or more images: set it higher.")
-    if len(query) != 2 or not all(0 <= share <= 1 for share in query):
-        raise SettingError(
-            f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1: change it."
-        )
-    run.task.cpu()
-    subject = run.spec.subject(run)
-    chosen = resolve_layers(subject.network, layers)
-    folder = user_path(output) if output else run.folder / "analysis"
-    check_writable(folder)
-    view = _View(subject, _images(run, subject, images, count, overrides), chosen, (query[0], query[1]), progress)
-    results = {}
-    for name in ANALYSES if what == "all" else (what,):
-        result = results[name] = ANALYSES[name](view)
-        for file, (figure, _) in result.figures.items():
-            write_figure(figure, folder / file)
-        write_csv(folder / f"{name}.csv", result.rows)
-        write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
-    _write_page(folder / PAGE, run, view, results)
-    figures = {file: figure for result in results.values() for file, (figure, _) in result.figures.items()}
-    rows_by_name = {name: result.rows for name, result in results.items()}
-    return Analysis(folder / PAGE, rows_by_name, figures, view.images.unreadable)
+    @checked
+    def analyze(
+        self,
+        what: str = "all",
+        *,
+        images: Sequence[Any] | str | Path | None = None,
+        output: str | Path | None = None,
+        layers: Sequence[str | int] | None = None,
+        count: Count = 64,
+        query: tuple[Share, Share] = (0.5, 0.5),
+        progress: bool = False,
+        **overrides: Any,
+    ) -> Analysis:
+        """Analyzes the attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report to a folder.
+
+        Args:
+            what: a name in ANALYSES, or "all".
+            images: image files, folders or images in memory; default: the run's held-out data, or two photos if the
+                run has no data.
+            output: the folder; default: analysis/ in the run's folder.
+            layers: names of attention layers, or their numbers from 1 (default: all).
+            count: number of images over which ranks are averaged.
+            query: (height, width) in 0..1 of the query whose scores are shown.
+            progress: show progress bars.
+            overrides: settings of the data, see `source`.
+
+        Raises ValueError if an argument is unknown, or arguments do not fit together.
+        """
+        if what not in ("all", *ANALYSES):
+            raise SettingError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
+        self.task.cpu()
+        subject = self.subject()
+        chosen = resolve_layers(subject.network, layers)
+        folder = user_path(output) if output else self.folder / "analysis"
+        check_writable(folder)
+        view = _View(subject, self._images(subject, images, count, overrides), chosen, (query[0], query[1]), progress)
+        results = {}
+        for name in ANALYSES if what == "all" else (what,):
+            result = results[name] = ANALYSES[name](view)
+            for file, (figure, _) in result.figures.items():
+                write_figure(figure, folder / file)
+            write_csv(folder / f"{name}.csv", result.rows)
+            write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
+        _write_page(folder / PAGE, self, view, results)
+        figures = {file: figure for result in results.values() for file, (figure, _) in result.figures.items()}
+        rows_by_name = {name: result.rows for name, result in results.items()}
+        return Analysis(folder / PAGE, rows_by_name, figures, view.images.unreadable)
+
+    def _images(self, subject: Subject, images: Any, count: int, overrides: dict[str, Any]) -> AnalyzedImages:
+        if images is None and (self.recipe or overrides):
+            return from_source(self.source(**overrides), count, SHOWN)
+        if overrides:
+            raise SettingError(
+                f"`{next(iter(overrides))}` is a setting of the data, but `images` are given: leave one of them out."
+            )
+        if subject.transform is None:
+            raise SettingError("Image generators are analyzed on the data of their run: leave `images` out.")
+        channels = self.preprocessing.channels
+        if images is None:
+            return from_photos(subject.transform, channels, count, SHOWN)
+        return from_files(as_list(images), subject.transform, channels, count, SHOWN)
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
@@ -138,22 +170,6 @@ def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> li
             )
         chosen.add(layer if layer in known else known[number - 1])
     return [name for name in known if name in chosen]
-
-
-def _images(run: Run, subject: Subject, images: Any, count: int, overrides: dict[str, Any]) -> AnalyzedImages:
-    channels = run.preprocessing.channels
-    if images is None and (run.recipe or overrides):
-        return from_source(run.source(**overrides), count, SHOWN)
-    if overrides:
-        raise SettingError(
-            f"`{next(iter(overrides))}` is a setting of the data, but `images` are given: leave one of them out."
-        )
-    if subject.transform is None:
-        raise SettingError("Image generators are analyzed on the data of their run: leave `images` out.")
-    if images is None:
-        return from_photos(subject.transform, channels, count, SHOWN)
-    inputs = images if isinstance(images, list | tuple) else [images]
-    return from_files(inputs, subject.transform, channels, count, SHOWN)
 
 
 def _rank(view: _View) -> _Result:
@@ -228,7 +244,7 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
     ]
 
 
-def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) -> None:
+def _write_page(path: Path, run: Trained, view: _View, results: dict[str, _Result]) -> None:
     network, images = view.subject.network, view.images
     height, width = images.many.shape[-2:]
     parameters = sum(parameter.numel() for parameter in network.parameters())

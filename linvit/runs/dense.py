@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -26,14 +26,13 @@ from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
 from linvit.models.published import FLOPS, SIZE, dense_row
+from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.images import find_images, read_image
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import Predictions
 from linvit.runs.progress import tracked
-from linvit.runs.spec import Section, Subject, TaskSpec
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
+from linvit.runs.report import Section
+from linvit.runs.trained import Trained
 
 AT_ONCE = 1 << 26  # elements of masks or logits at the size of the file, kept in memory at the same time
 SHOWN = 8  # images of a report
@@ -45,57 +44,63 @@ Saver = Callable[[Any, Tensor], None]
 """Writes a prediction and its image, uint8 (3, height, width)."""
 
 
-class DenseSpec(TaskSpec):
-    """A task whose networks are a framework on a timm backbone."""
+class DenseRun(ImageRun):
+    """A run of a detector or segmentor: a framework on a timm backbone."""
 
     frameworks: ClassVar[Iterable[str]]
-    preprocessing = DensePreprocessing
+    preprocessing_class = DensePreprocessing
+    listing_caption = (
+        "MACs of convolutions and linear layers (the papers' FLOPs also count norms, up to 0.5 %), + attention products"
+    )
 
-    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+    @classmethod
+    def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         framework, backbone = model.get("framework"), model.get("backbone")
-        if not isinstance(framework, str) or framework not in self.frameworks:
-            known = ", ".join(self.frameworks)
-            raise SettingError(f"`framework` is {framework!r}, expected for {self.name} one of {known}: choose one.")
+        if not isinstance(framework, str) or framework not in cls.frameworks:
+            known = ", ".join(cls.frameworks)
+            raise SettingError(
+                f"`framework` is {framework!r}, expected for {cls.task_name} one of {known}: choose one."
+            )
         if not backbone:
             raise SettingError("The model needs a `backbone`: set it to a name that `linvit models` lists.")
         with known_arguments(backbone, model):
             return build_dense(**model, num_classes=num_classes)
 
-    def title(self, model: dict[str, Any], network: nn.Module) -> str:
+    @classmethod
+    def title(cls, model: dict[str, Any], network: nn.Module) -> str:
         return f"{model['framework']} on {model['backbone']}"
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        if "class_names" in given:
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        if "class_names" in changes:
             raise SettingError("`class_names` cannot be changed, because the network fixes its classes: leave it out.")
-        source = self.create_source(name, stored | given | {"class_names": run.class_names})
-        return prepared_for(run, source, given)
+        source = self.create_source(name, stored | changes | {"class_names": self.class_names})
+        return prepared_for(self, source, changes)
 
-    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+    def facts(self, source: Source) -> tuple[str, ...]:
         about = cast(DensePreprocessing, source.preprocessing)
         scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
-        return f"{len(run.class_names)} classes", scaled
+        return f"{len(self.class_names)} classes", scaled
 
-    def subject(self, run: "Run") -> Subject:
-        network = run.network
+    def subject(self) -> Subject:
+        network = self.network
         backbone = next((module for module in network.modules() if isinstance(module, DenseBackbone)), network)
-        transform = run.preprocessing.transform()
+        transform = self.preprocessing.transform()
 
         def shown(image: Tensor) -> Tensor:
-            return displayed(image, run.preprocessing).movedim(0, -1) / 255
+            return displayed(image, self.preprocessing).movedim(0, -1) / 255
 
         return Subject(backbone, lambda images, labels: images, shown, transform, ", its backbone")
 
-    def json_writer(self, run: "Run", path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
+    def json_writer(self, path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
         """A context manager that yields a function writing one prediction at a time to a JSON file."""
         raise SettingError("Label maps cannot be saved as .json: call `save` with a folder.")
 
-    def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
+    def save_one_by_one(self, folder: Path) -> contextlib.AbstractContextManager[Saver]:
         """A context manager that yields a function writing one prediction at a time to a folder."""
         raise NotImplementedError
 
     def predict_each(
         self,
-        run: "Run",
         inputs: Sequence[Any],
         predicted: Callable[[nn.Module, Tensor, str, tuple[int, int]], Any],
         without_pixels: Callable[[Any], Any],
@@ -110,10 +115,10 @@ class DenseSpec(TaskSpec):
         folder = None if output is None else checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
         items = _outside(items, folder)
-        network, device = run.placed_network(weights)
-        transform = run.preprocessing.transform()
+        network, device = self.placed_network(weights)
+        transform = self.preprocessing.transform()
         rows, kept = [], []
-        with self.save_one_by_one(run, folder) if folder else contextlib.nullcontext() as save:
+        with self.save_one_by_one(folder) if folder else contextlib.nullcontext() as save:
             for name, item in tracked(items, "Predicting", progress=progress):
                 try:
                     image = F.pil_to_tensor(_fitting(read_image(item, name), name))
@@ -127,19 +132,16 @@ class DenseSpec(TaskSpec):
                     row = without_pixels(row)
                 rows.append(row)
                 kept.append(item)
-        return DensePredictions(self, run, rows, unreadable, kept, folder)
+        return DensePredictions(self, rows, unreadable, kept, folder)
 
-    listing_caption = (
-        "MACs of convolutions and linear layers (the papers' FLOPs also count norms, up to 0.5 %), + attention products"
-    )
-
-    def listing(self) -> Iterator[dict[str, Any]]:
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 
         Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
         billions (as printed in the papers, None if they are not); family.
         """
-        for framework, family in itertools.product(self.frameworks, FAMILIES):
+        for framework, family in itertools.product(cls.frameworks, FAMILIES):
             for size in SIZES:
                 for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
                     backbone = f"{family}_{size}{suffix}"
@@ -156,29 +158,28 @@ class DensePredictions(Predictions[Any]):
 
     def __init__(
         self,
-        spec: DenseSpec,
-        run: "Run",
+        run: DenseRun,
         rows: Iterable[Any],
         unreadable: Iterable[str],
         items: Sequence[Any],
         written: Path | None,
     ) -> None:
         super().__init__(rows, unreadable)
-        self._spec, self._run, self._items, self._written = spec, run, items, written
+        self._run, self._items, self._written = run, items, written
 
     def to_csv(self, path: str | Path) -> None:
         raise SettingError("Objects and label maps cannot be saved as .csv: call `save` with a folder.")
 
     def to_json(self, path: str | Path) -> None:
         self._check_kept()
-        with self._spec.json_writer(self._run, Path(path)) as write:
+        with self._run.json_writer(Path(path)) as write:
             for row in self:
                 write(row)
 
     def save(self, path: str | Path) -> None:
         """Writes the same folder as the option `output` of `predict`."""
         self._check_kept()
-        with self._spec.save_one_by_one(self._run, checked_folder(path, self._items)) as save:
+        with self._run.save_one_by_one(checked_folder(path, self._items)) as save:
             for row, item in zip(self, self._items, strict=True):
                 save(row, F.pil_to_tensor(read_image(item, row.file)))
 
@@ -202,7 +203,9 @@ def save_pixels(pixels: Tensor, path: Path) -> None:
         Image.fromarray(np.ascontiguousarray(array)).save(temporary, **options)
 
 
-def truth_and_answer(run: "Run", source: Source, overlays: Callable[..., tuple[Tensor, Tensor]], words: str) -> Section:
+def truth_and_answer(
+    run: Trained, source: Source, overlays: Callable[..., tuple[Tensor, Tensor]], words: str
+) -> Section:
     """Evenly spaced images of the data, with the ground truth on the left and the prediction on the right.
 
     overlays: draws both, from network, source, normalized image, target and device.

@@ -1,17 +1,15 @@
 """Evaluation: the task's measures over all held-out samples, for the raw weights and their moving average."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Trainer
 
 from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.runs.progress import bars, quiet_lightning
+from linvit.runs.trained import Trained
 from linvit.tasks.measures import AVERAGED, Measure
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 
 class Measures(Mapping[str, float]):
@@ -47,7 +45,36 @@ class Measures(Mapping[str, float]):
         ]
 
 
-def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any) -> Measures:
+class HarnessMeasures(dict[str, dict[str, Any]]):
+    """Measures by task of lm-evaluation-harness, with its names.
+
+    Also "items", their number, and "chance", the accuracy of guessing.
+
+    chance is the mean of one over the number of choices, None for tasks without choices.
+    """
+
+    @property
+    def by_weights(self) -> dict[str, dict[str, Any]]:
+        """The measures themselves, which are of one kind of weights."""
+        return dict(self)
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per measure, formatted for people."""
+        return [
+            {
+                "task": task,
+                "measure": name.replace(",none", "").replace(",", " "),
+                "value": f"{value:.4f}",
+                "chance": f"{measures['chance']:.4f}" if name.startswith("acc") and measures["chance"] else "–",
+                "items": f"{measures['items']:,}" if measures["items"] else "–",  # none of a group of tasks
+            }
+            for task, measures in self.items()
+            for name, value in measures.items()
+            if isinstance(value, float) and "_stderr" not in name and name != "chance"
+        ]
+
+
+def evaluate(run: Trained, source: Source, progress: bool = False, **trainer: Any) -> Measures:
     """Measures a run on the held-out samples of a source; trainer: further arguments of Lightning's Trainer.
 
     Raises ValueError if the data has no samples to evaluate on.

@@ -1,4 +1,4 @@
-"""Exported files as runs, which predict and evaluate in the runtimes of the files."""
+"""Exported files as networks, which compute in the runtimes of the files."""
 
 import math
 from collections.abc import Sequence
@@ -8,21 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import clip_boxes_to_image
 
-from linvit.data.dense.source import DensePreprocessing
-from linvit.data.images.image import SMALLEST, Preprocessing
-from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts, FactsError, SequenceFacts
-from linvit.deploy.formats import opened
+from linvit.data.images.image import SMALLEST
+from linvit.deploy.facts import DETECTIONS, Facts, FactsError, SequenceFacts
+from linvit.deploy.runtime import Session
+from linvit.deploy.sequences import DecoderFile
+from linvit.layers.causal import Packing
+from linvit.layers.conformer import subsampled
 from linvit.models.dense.images import pasted, suppressed
 from linvit.models.dense.retinanet import CHOICE, most_likely
-from linvit.ranges import allows
-from linvit.runs.exported_sequences import run_of_sequences
-from linvit.runs.run import Run
-from linvit.runs.tasks import TASKS
-
-EXPORTED = ("classification", "multilabel", "segmentation", "detection")
-"""The tasks on images whose runs can be exported."""
+from linvit.models.sequence import DecoderCache
 
 
 class ExportedNetwork(nn.Module):
@@ -98,37 +95,40 @@ class ExportedRegionDetector(ExportedNetwork):
         return detections
 
 
-def run_of_file(path: Path) -> Run:
-    """A run around an exported file, which predicts and evaluates in its runtime.
+class ExportedDecoder(nn.Module):
+    """An exported decoder, which reads tokens as `linvit.models.sequence.Decoder` does."""
 
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ImportError: if the runtime is not installed.
-        ValueError: if the file is damaged, was not written by linvit, or contains a network without a run, which cannot
-            predict.
-    """
-    facts, session = opened(path)
-    if isinstance(facts, SequenceFacts):
-        return run_of_sequences(path, facts, session)
-    if facts.task == BACKBONE:
-        raise ValueError(
-            f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"
-            " it with `linvit.deploy.formats.opened`."
-        )
-    if facts.task not in EXPORTED or (facts.fit is None) != (TASKS[facts.task].preprocessing is Preprocessing):
-        raise FactsError(f"What {path} says about its task {facts.task!r} is damaged: export it again.")
-    spec = TASKS[facts.task]
-    lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
-    if not all(allows(spec.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
-        len(facts.class_names)
-    }:
-        raise FactsError(f"What {path} says about its data is damaged: export it again.")
-    kind = ExportedNetwork
-    if facts.task == "detection":
-        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
-    network = kind(path, facts, session)
-    preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
-    if facts.fit is not None:
-        preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)
-    task = spec.around(network, len(facts.class_names), facts.channels)
-    return Run(spec, task, list(facts.class_names), preprocessing, path, facts.name, stored=dict(facts.stored))
+    def __init__(self, path: Path, facts: SequenceFacts, session: Session) -> None:
+        super().__init__()
+        self.path, self.facts = path, facts
+        self.vocabulary, self.mechanism = facts.logits, facts.mechanism
+        self.file = DecoderFile(facts, session)
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Logits (batch, tokens, vocabulary); documents as in Decoder."""
+        packing = None if documents is None else Packing(documents)
+        rows = tokens if packing is None else packing.apart(tokens.unsqueeze(-1)).squeeze(-1)
+        batches = [rows] if self.facts.dynamic else rows.split(1)
+        logits = torch.cat([self.read(batch, DecoderCache()) for batch in batches])
+        return logits if packing is None else packing.together(logits, tokens)
+
+    def read(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """As Decoder.read."""
+        return self.file.read(tokens.cpu(), cache).to(tokens.device)
+
+
+class ExportedConformer(nn.Module):
+    """An exported Conformer with a CTC head; it reads each utterance alone."""
+
+    causal = transduces = False  # it keeps no stream
+
+    def __init__(self, path: Path, facts: SequenceFacts, session: Session) -> None:
+        super().__init__()
+        self.path, self.facts, self.session = path, facts, session
+        self.tokens, self.mechanism = facts.logits, facts.mechanism
+
+    def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As Conformer.forward."""
+        utterances = zip(features.cpu().split(1), lengths.tolist(), strict=True)
+        logits = [self.session(utterance[:, :length].contiguous())[0][0] for utterance, length in utterances]
+        return pad_sequence(logits, batch_first=True).to(features.device), subsampled(lengths)

@@ -29,15 +29,23 @@ from linvit.models.dense.backbone import STRIDES, DenseBackbone
 from linvit.models.dense.mask_rcnn import RegionDetector
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.ranges import Range, check
-from linvit.runs.exported import EXPORTED, ExportedNetwork
-from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
+from linvit.runs.exported import ExportedConformer, ExportedDecoder, ExportedNetwork
 from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
-from linvit.runs.loading import of_classifier
-from linvit.runs.run import Run
-from linvit.runs.students import StudentSpec
-from linvit.runs.tasks import TASKS
+from linvit.runs.trained import Trained, classifier_parts
+from linvit.tasks.classification import Classification
+from linvit.tasks.detection import Detection
+from linvit.tasks.multilabel import MultiLabel
+from linvit.tasks.segmentation import Segmentation
+from linvit.tasks.task import Task
 
+EXPORTED: dict[type[Task], str] = {
+    Classification: "classification",
+    MultiLabel: "multilabel",
+    Segmentation: "segmentation",
+    Detection: "detection",
+}
+"""The tasks on images whose networks can be exported, and their names in the files."""
 SCALES = (1.25, 0.75, 1.5)  # of further sizes to compare at, of which the first two are used that the file reads
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
 ARGUMENTS |= {"opset": Annotated[int, Range(18, 23)] | None}
@@ -50,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 def export(
-    source: Run | nn.Module,
+    source: Trained | nn.Module,
     path: str | Path,
     *,
     size: int | tuple[int, int] | None = None,
@@ -83,8 +91,8 @@ def export(
     and token by token, and on random features; only `dynamic` is for them too.
 
     Args:
-        source: a run, a timm classifier, a backbone (a timm model with `features_only=True` or a DenseBackbone), a
-            Decoder, or a Conformer.
+        source: a timm classifier, a backbone (a timm model with `features_only=True` or a DenseBackbone), a Decoder, or
+            a Conformer; a run has the method `export`.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export), .pte (ExecuTorch) or
             .mlpackage (Core ML, a folder).
         size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
@@ -115,18 +123,16 @@ def export(
             behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8, "opset": opset})
-    if isinstance(source, Run) and isinstance(source.spec, StudentSpec):
-        source = _as_classifier(source, source.spec)
     _check_source(source)
-    if isinstance(source.network if isinstance(source, Run) else source, SEQUENCE_NETWORKS):
+    if isinstance(source.network if isinstance(source, Trained) else source, SEQUENCE_NETWORKS):
         for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
         return export_sequence(source, path, dynamic, opset, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
     path = user_path(path)
-    if isinstance(source, Run) and isinstance(source.network, RegionDetector):
+    if isinstance(source, Trained) and isinstance(source.network, RegionDetector):
         _check_region_detector(source, path, dynamic, int8)
         dynamic = False
-    network, facts = of_run(source) if isinstance(source, Run) else _of_network(source)
+    network, facts = of_run(source) if isinstance(source, Trained) else _of_network(source)
     format = format_of(path, compiled, opset)
     smallest = format.smallest
     if facts.task == "detection" and smallest > SMALLEST:
@@ -153,13 +159,6 @@ def export(
     return write(network, path, format, facts, _compared_on(images or calibrate, facts, steps), calibration, folder)
 
 
-def _as_classifier(run: Run, spec: StudentSpec) -> Run:
-    """A run of a student as one of classification; raises ValueError for a network without a classifier."""
-    names, classification = spec.classes(run), TASKS["classification"]
-    task = classification.around(run.network, len(names), run.preprocessing.channels)
-    return replace(run, spec=classification, task=task, class_names=names)
-
-
 def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:
     if int8 and calibrate is None:
         raise SettingError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
@@ -168,20 +167,18 @@ def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path 
             raise SettingError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
 
 
-def _check_source(source: Run | nn.Module) -> None:
-    if not isinstance(source, Run):
+def _check_source(source: Trained | nn.Module) -> None:
+    if not isinstance(source, Trained):
         return
     if isinstance(source.network, ExportedNetwork | ExportedDecoder | ExportedConformer):
         raise ValueError(f"{source.network.path} is an exported file: export the run that it was made from.")
-    known = (*EXPORTED, *SEQUENCES)
-    if source.spec.name not in known and not isinstance(source.network, SEQUENCE_NETWORKS):
-        raise ValueError(
-            f"{source.name} is a run of the task {source.spec.name}, expected {', '.join(known[:-1])} or {known[-1]}:"
-            " give one."
-        )
+    if type(source.task) not in EXPORTED and not isinstance(source.network, SEQUENCE_NETWORKS):
+        *first, last = (*EXPORTED.values(), *SEQUENCES)
+        task = type(source.task).__name__.lower()
+        raise ValueError(f"{source.name} is a run of the task {task}, expected {', '.join(first)} or {last}: give one.")
 
 
-def _check_region_detector(run: Run, path: Path, dynamic: bool | None, int8: bool) -> None:
+def _check_region_detector(run: Trained, path: Path, dynamic: bool | None, int8: bool) -> None:
     if path.suffix not in REGION_SUFFIXES:
         known = " or ".join(REGION_SUFFIXES)
         raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {known}: change the suffix.")
@@ -190,15 +187,15 @@ def _check_region_detector(run: Run, path: Path, dynamic: bool | None, int8: boo
             raise SettingError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
 
 
-def of_run(run: Run) -> tuple[nn.Module, Facts]:
+def of_run(run: Trained) -> tuple[nn.Module, Facts]:
     """What is written of a copy of a run's network, and the facts about it for files of one size."""
     network, about = deepcopy(run.network), run.preprocessing
-    facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
+    facts = _facts(run.name, EXPORTED[type(run.task)], network, about.mean, about.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
     if isinstance(about, Preprocessing):
         return network, replace(facts, size=about.size, interpolation=about.interpolation, crop_pct=about.crop_pct)
     facts = replace(facts, size=(about.short_side,) * 2, fit=(about.long_side, about.short_side))
-    if run.spec.name == "segmentation":
+    if isinstance(run.task, Segmentation):
         return network, replace(facts, strides=(1,))
     if isinstance(network, RegionDetector):
         return Detections(network), replace(facts, outputs=DETECTIONS)
@@ -216,7 +213,7 @@ def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
     elif isinstance(getattr(network, "feature_info", None), FeatureInfo):
         body, strides = network, cast(FeatureInfo, network.feature_info).reduction()
     elif hasattr(network, "pretrained_cfg") and hasattr(network, "num_classes"):
-        return of_run(of_classifier(_name(network), network))
+        return of_run(Trained(*classifier_parts(network), None, _name(network)))
     else:
         raise SettingError(
             f"`source` is {kind(network)}, expected a run, a classifier of timm, a backbone (a timm model with"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.data.speech.audio import FLOOR, HOP, WINDOW
+from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import BYTES, open_tokenizer
 from linvit.deploy import Exported, write_sequence
 from linvit.deploy.facts import SequenceFacts, digest
@@ -25,7 +26,7 @@ from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder
-from linvit.runs.run import Run
+from linvit.runs.trained import Trained
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 SEQUENCE_NETWORKS = (Decoder, Conformer)
@@ -36,7 +37,7 @@ FRAMES = ((1, 5), (1, 301), (2, 75))  # utterances and frames
 
 
 def export_sequence(
-    source: Run | nn.Module, path: str | Path, dynamic: bool | None, opset: int | None, options: Mapping[str, Any]
+    source: Trained | nn.Module, path: str | Path, dynamic: bool | None, opset: int | None, options: Mapping[str, Any]
 ) -> Exported:
     """Writes a decoder or Conformer, see `linvit.runs.exporting.export`; options: its arguments that are for images.
 
@@ -52,7 +53,7 @@ def export_sequence(
         raise ValueError(
             f"{format.name} files of decoders and Conformers cannot be written: choose one of {', '.join(SUFFIXES)}."
         )
-    network = unfused(deepcopy(source.network if isinstance(source, Run) else source).eval().cpu().float())
+    network = unfused(deepcopy(source.network if isinstance(source, Trained) else source).eval().cpu().float())
     if isinstance(network, Decoder):
         facts, tokens = _of_decoder(network, source, dynamic is not False)
         shapes = COMPARED if facts.dynamic else COMPARED[:1]
@@ -69,7 +70,7 @@ def export_sequence(
     return write_sequence(example[0], path, format, facts, example, batches, lambda session: session)
 
 
-def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tuple[SequenceFacts, Tensor]:
+def _of_decoder(network: Decoder, source: Trained | nn.Module, dynamic: bool) -> tuple[SequenceFacts, Tensor]:
     """The facts about a decoder, and LONGEST tokens of an English text to compare on."""
     states = state_shapes(network)
     grow = next((name for name, shape in states.items() if 0 in shape), None)
@@ -79,7 +80,7 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
             " fixed size: leave `dynamic` out, or use a linear mechanism."
         )
     about, tokenizer = {}, open_tokenizer(BYTES)
-    if isinstance(source, Run) and source.spec.name == "language":
+    if isinstance(source, Trained) and isinstance(source.preprocessing, TextPreprocessing):
         tokenizer = source.preprocessing.open()
         about = {**asdict(source.preprocessing), "separator_token": tokenizer.separator}
     tokens = torch.tensor(tokenizer.encode(TEXT.encode())).repeat(8)[:LONGEST] % network.vocabulary
@@ -87,7 +88,7 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
     return SequenceFacts(**facts, states=states, preprocessing=about), tokens
 
 
-def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | None) -> SequenceFacts:
+def _of_conformer(network: Conformer, source: Trained | nn.Module, dynamic: bool | None) -> SequenceFacts:
     if network.transduces:
         raise SettingError(
             "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
@@ -97,7 +98,7 @@ def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | N
         raise SettingError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
     about: dict[str, Any] = {"mels": network.mels, "window": WINDOW, "hop": HOP, "floor": FLOOR}
     names: tuple[str, ...] = ()
-    if isinstance(source, Run):
+    if isinstance(source, Trained):
         about |= asdict(source.preprocessing)
         names = tuple(source.class_names)
     facts = _facts(network, source, "speech", network.tokens, True)
@@ -105,9 +106,9 @@ def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | N
 
 
 def _facts(
-    network: Decoder | Conformer, source: Run | nn.Module, task: str, logits: int, dynamic: bool
+    network: Decoder | Conformer, source: Trained | nn.Module, task: str, logits: int, dynamic: bool
 ) -> dict[str, Any]:
-    name = source.name if isinstance(source, Run) else type(network).__name__
+    name = source.name if isinstance(source, Trained) else type(network).__name__
     return {
         "name": name,
         "task": task,

@@ -24,8 +24,10 @@ from linvit.data.text.tokens import decoded_after
 from linvit.errors import SettingError
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, known
+from linvit.runs.evaluate import HarnessMeasures
 from linvit.runs.progress import tracked
-from linvit.runs.run import Run
+from linvit.runs.run import checked
+from linvit.runs.trained import Trained
 
 LONGEST_ANSWER = 256
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # names in tasks, the first counts
@@ -43,7 +45,7 @@ class Harness(TemplateLM):
     Rolling likelihoods use windows of the context length of training, as for other networks.
     """
 
-    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None, progress: bool = False) -> None:
+    def __init__(self, run: Trained, batch_size: int = 16, weights: str | None = None, progress: bool = False) -> None:
         super().__init__()
         self.network: nn.Module
         self.network, self.place = run.placed_network(weights)
@@ -127,35 +129,9 @@ def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], lis
     return together[: len(together) - len(rest)], list(rest)
 
 
-class HarnessMeasures(dict[str, dict[str, Any]]):
-    """Measures by task, with the harness's names; also "items", their number, and "chance", the accuracy of guessing.
-
-    chance is the mean of one over the number of choices, None for tasks without choices.
-    """
-
-    @property
-    def by_weights(self) -> dict[str, dict[str, Any]]:
-        """The measures themselves, which are of one kind of weights."""
-        return dict(self)
-
-    def table(self) -> list[dict[str, str]]:
-        """One row per measure, formatted for people."""
-        return [
-            {
-                "task": task,
-                "measure": name.replace(",none", "").replace(",", " "),
-                "value": f"{value:.4f}",
-                "chance": f"{measures['chance']:.4f}" if name.startswith("acc") and measures["chance"] else "–",
-                "items": f"{measures['items']:,}" if measures["items"] else "–",  # none of a group of tasks
-            }
-            for task, measures in self.items()
-            for name, value in measures.items()
-            if isinstance(value, float) and "_stderr" not in name and name != "chance"
-        ]
-
-
+@checked
 def evaluate_tasks(
-    run: Run,
+    run: Trained,
     *,
     tasks: Sequence[str],
     task_data: str | Path | None = None,

@@ -3,27 +3,19 @@
 import json
 import shutil
 import tempfile
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timm.models._hub import load_model_config_from_path, save_config_for_hf
+from timm.models._hub import save_config_for_hf
 
-from linvit.data.disk import read_json
-from linvit.data.images.image import Preprocessing
-from linvit.files import read_checkpoint, reason_of, replacing, write_csv, write_json, write_text
-from linvit.models.by_name import create_classifier
-from linvit.ranges import check
+from linvit.files import replacing, write_csv, write_json, write_text
 from linvit.released import write_weights
-from linvit.runs.loading import HUB_CONFIG, HUB_WEIGHTS, of_classifier
+from linvit.runs.folder import METRICS, RECIPE
 from linvit.runs.model_card import creation
-from linvit.runs.run import Run
-from linvit.runs.stored import build_network, check_preprocessing, refused
 from linvit.runs.weight_file import Origin, card, header
-from linvit.runs.yaml_text import dump_yaml, plain
+from linvit.runs.yaml_text import dump_yaml
 
-CARD, RECIPE, CURVES = "README.md", "recipe.yaml", "metrics.csv"
+CARD, HUB_CONFIG, HUB_WEIGHTS = "README.md", "config.json", "model.safetensors"
 STUB = Path(__file__).with_name("modeling_linvit.py")
 CLASSES = {
     "AutoModel": "TimmWrapperModel",
@@ -45,40 +37,11 @@ def write_hub_folder(origin: Origin, folder: Path, repository: str) -> dict[str,
     with replacing(folder / STUB.name) as temporary:
         shutil.copyfile(STUB, temporary)
     names = [CARD, HUB_CONFIG, HUB_WEIGHTS, RECIPE, STUB.name]
-    if origin.run.metrics:
-        write_csv(folder / CURVES, origin.run.metrics)
-        names.append(CURVES)
+    if origin.run.history:
+        write_csv(folder / METRICS, origin.run.history)
+        names.append(METRICS)
     write_text(folder / CARD, card(origin, repository, _use(origin, repository)))
     return {name: (folder / name).stat().st_size for name in names}
-
-
-def run_of_folder(folder: Path) -> Run:
-    """The run of such a folder, also of one that timm's `save_for_hf` wrote; it has no recipe.
-
-    Raises ValueError for a configuration that is broken or names an unknown network, and weights that do not fit it.
-    """
-    config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
-    weights = read_checkpoint(path)
-    content = read_json(config)
-    with refused(config):
-        content = plain(content)
-    try:
-        cfg, name, arguments = load_model_config_from_path(folder)
-        model = {"name": name, **arguments}
-        about = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
-        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
-        network = build_network(build, path, model, len(weights))
-        network.load_state_dict(weights)
-        run = of_classifier(name, network, path)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"{config} does not describe a classifier of timm with the weights next to it"
-            f" ({type(error).__name__}: {reason_of(error)}): use another copy."
-        ) from error
-    with refused(config):
-        check_preprocessing(run.spec, asdict(run.preprocessing))
-        check({"label_names": list[str]}, {"label_names": run.class_names})
-    return run
 
 
 def _config(origin: Origin) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,12 @@ PHOTOS = {"china.jpg": "danielbuechele", "flower.jpg": "vultilion"}
 """The photos that come with scikit-learn, and their photographers on Flickr; their licence is CC BY 2.0."""
 CROP_SHARE = 0.5  # a crop's side over the image's shorter side
 Transform = Callable[[Image.Image], Tensor]
+
+
+def as_list(inputs: Any) -> list[Any]:
+    """The inputs of a prediction: a single path or object in memory becomes a list of one."""
+    single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable) or hasattr(inputs, "shape")
+    return [inputs] if single else list(inputs)
 
 
 def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tuple[list[tuple[str, Any]], list[str]]:

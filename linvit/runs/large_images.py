@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from linvit.files import replacing
 from linvit.ranges import check, check_names
 from linvit.runs.images import read_image
 from linvit.runs.predictions import untaken_name
-from linvit.streaming import Streamed, stream
+from linvit.runs.trained import Trained
+from linvit.streaming import Streamed, run_in_strips
 from linvit.streaming.images import Image, open_image
 from linvit.streaming.maps import StoredMap
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
+from linvit.tasks.segmentation import Segmentation
 
 OPTIONS = ("rows", "memory", "spill", "progress")
 MULTIPLE = 32
@@ -38,7 +37,7 @@ def filled(image: Image, dtype: torch.dtype) -> Image:
 
 
 def in_strips(
-    run: "Run",
+    run: Trained,
     network: nn.Module,
     items: Iterable[tuple[str, Any]],
     unreadable: list[str],
@@ -47,7 +46,7 @@ def in_strips(
     """The name of each image, what a run's network computes from it at its own size, and its height.
 
     items: names, and paths or images in memory. unreadable: collects a sentence for each that cannot be read. strips:
-    OPTIONS of `linvit.stream`; every image has its own folder in `spill`. Raises as `linvit.stream`.
+    OPTIONS of `linvit.run_in_strips`; every image has its own folder in `spill`. Raises as `linvit.run_in_strips`.
     """
     check({"strips": dict}, {"strips": strips})
     check_names("option of strips", strips, OPTIONS)
@@ -65,7 +64,9 @@ def in_strips(
             image = open_image(item, config, dtype)
             _, _, height, width = image.shape
             check_large_enough(height, width, name)
-            streamed = stream(network, filled(image, dtype) if run.spec.name == "segmentation" else image, **options)
+            streamed = run_in_strips(
+                network, filled(image, dtype) if isinstance(run.task, Segmentation) else image, **options
+            )
         except CorruptImageError as error:
             unreadable.append(str(error))
         else:

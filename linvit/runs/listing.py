@@ -13,19 +13,18 @@ from linvit.files import write_json
 from linvit.models.by_name import create_classifier
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 
 
 def store_networks() -> None:
     """Counts the networks of every task and stores them as `linvit.bundled` reads them."""
     listed = {
-        name: {"caption": spec.listing_caption, "rows": list(tracked(spec.listing(), name))}
-        for name, spec in TASKS.items()
+        name: {"caption": run.listing_caption, "rows": list(tracked(run.listing(), name))} for name, run in RUNS.items()
     }
     write_json(NETWORKS, listed, indent=1)
 
 
-def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
+def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
     """The classifiers that recipes train, compared with those of their bases.
 
     paths: files, folders (searched at any depth), or the names of bundled ones.

@@ -1,34 +1,40 @@
 """Loads a run: from its folder, a checkpoint, an exported file, a folder of the hub, or weights by name."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import timm
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import load_state_dict
-from torch import nn
+from timm.models._hub import load_model_config_from_path
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
+from linvit.data.disk import read_json
 from linvit.data.images.image import Preprocessing
 from linvit.deploy.formats import FORMATS
 from linvit.errors import SettingError
-from linvit.files import read_checkpoint, user_path
-from linvit.models.by_name import bundled_names, bundled_weights, check_model
+from linvit.files import BEST, LAST, read_checkpoint, reason_of, user_path
+from linvit.models.by_name import bundled_names, bundled_weights, check_model, create_classifier
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import check
 from linvit.released import load_released
-from linvit.runs.exported import run_of_file
+from linvit.runs.exported_runs import run_of_file
+from linvit.runs.hub_folder import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.run import Run
-from linvit.runs.stored import NETWORKS, build_network, read_stored
-from linvit.runs.tasks import TASKS
-from linvit.tasks.checkpoints import BEST, LAST
+from linvit.runs.stored import NETWORKS, build_network, read_stored, refused
+from linvit.runs.tasks.classification import ClassificationRun
+from linvit.runs.tasks.detection import DetectionRun
+from linvit.runs.tasks.segmentation import SegmentationRun
+from linvit.runs.trained import classifier_parts
+from linvit.runs.yaml_text import plain
 
 ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
-HUB_CONFIG, HUB_WEIGHTS = "config.json", "model.safetensors"
 
 
 def load_run(
@@ -53,33 +59,97 @@ def load_run(
     Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
     check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
-    if path is None and model is None:
+    if model is not None:
+        if path is not None:
+            raise SettingError("Give either a run or `model` with `checkpoint`, not both.")
+        return _named_model(model, checkpoint, framework, untrained)
+    if path is None:
         raise SettingError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
-    if path is not None and model is not None:
-        raise SettingError("Give either a run or `model` with `checkpoint`, not both.")
-    if untrained and (path is not None or checkpoint is not None or framework is not None):
-        raise SettingError(
-            "`untrained=True` creates `model` with random weights: leave it out, or leave out the run, `checkpoint` and"
-            " `framework`."
-        )
-    if framework is not None and model is None:
-        raise SettingError(
-            "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
-        )
-    if path is not None and Path(path).suffix in FORMATS:
-        return run_of_file(user_path(path))
-    if path is not None and _is_hub_folder(user_path(path)):
-        from linvit.runs.hub_folder import run_of_folder
+    for name, value in {"checkpoint": checkpoint, "framework": framework, "untrained": untrained}.items():
+        if value:
+            raise SettingError(f"`{name}` needs `model`, but a run is given: leave `{name}` out.")
+    path = user_path(path)
+    if path.suffix in FORMATS:
+        return run_of_file(path)
+    if path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file():
+        return _from_hub_folder(path)
+    return _from_checkpoint(_checkpoint_in(path) if path.is_dir() else path)
 
-        return run_of_folder(user_path(path))
-    if model is None:
-        return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
+
+def _checkpoint_in(folder: Path) -> Path:
+    for name in (BEST, LAST):
+        if (folder / "checkpoints" / name).is_file():
+            return folder / "checkpoints" / name
+    hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (folder / HUB_CONFIG).is_file() else ""
+    raise ValueError(
+        f"The folder {folder} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one with"
+        f" {HUB_CONFIG} and {HUB_WEIGHTS}."
+    )
+
+
+def _from_checkpoint(path: Path) -> Run:
+    stored = read_stored(path)
+    spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
+    channels = getattr(preprocessing, "channels", 3)
+    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
+    network = build_network(lambda: spec.create_network(model, stored.num_classes, channels), path, model, tensors)
+    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
+    task = spec.create_task(network, stored.num_classes, channels, **kept)
+    name = spec.title(model, network)
+    try:
+        task.load_state_dict(stored.weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
+            " a version in which that model was another."
+        ) from error
+    return spec(task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
+
+
+def _from_hub_folder(folder: Path) -> Run:
+    """The run of a folder as on the Hugging Face hub, also of one that timm's `save_for_hf` wrote; it has no recipe.
+
+    Raises ValueError for a configuration that is broken or names an unknown network, and weights that do not fit it.
+    """
+    config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
+    weights = read_checkpoint(path)
+    content = read_json(config)
+    with refused(config):
+        content = plain(content)
+    try:
+        cfg, name, arguments = load_model_config_from_path(folder)
+        model = {"name": name, **arguments}
+        about = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
+        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
+        network = build_network(build, path, model, len(weights))
+        network.load_state_dict(weights)
+        run = ClassificationRun(*classifier_parts(network), path, name)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{config} does not describe a classifier of timm with the weights next to it"
+            f" ({type(error).__name__}: {reason_of(error)}): use another copy."
+        ) from error
+    with refused(config):
+        run.check_preprocessing(asdict(run.preprocessing))
+        check({"label_names": list[str]}, {"label_names": run.class_names})
+    return run
+
+
+def _named_model(model: str, checkpoint: str | Path | None, framework: str | None, untrained: bool) -> Run:
+    """A network by its name in timm, with weights from a file, those that come with linvit, or random ones."""
     check_model(model)
     if untrained:
-        return _untrained(model)
+        if checkpoint is not None or framework is not None:
+            raise SettingError(
+                "`untrained=True` creates `model` with random weights: leave it out, or leave out `checkpoint` and"
+                " `framework`."
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return ClassificationRun(*classifier_parts(timm.create_model(model)), None, model)
     bundled = bundled_weights(model)
     if checkpoint is None and framework is None and bundled is not None:
-        return of_classifier(model, timm.create_model(model, pretrained=True), bundled)
+        return ClassificationRun(*classifier_parts(timm.create_model(model, pretrained=True)), bundled, model)
     if checkpoint is None:
         names = bundled_names()
         come = f"only {', '.join(names)} come" if names else "no network comes"
@@ -90,42 +160,6 @@ def load_run(
     if framework is not None:
         return _from_dense_weights(framework, model, user_path(checkpoint))
     return _from_weights(model, user_path(checkpoint))
-
-
-def _is_hub_folder(path: Path) -> bool:
-    return path.is_dir() and all((path / name).is_file() for name in (HUB_CONFIG, HUB_WEIGHTS))
-
-
-def _checkpoint_of(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    for name in (BEST, LAST):
-        if (path / "checkpoints" / name).is_file():
-            return path / "checkpoints" / name
-    hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
-    raise ValueError(
-        f"The folder {path} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one with"
-        f" {HUB_CONFIG} and {HUB_WEIGHTS}."
-    )
-
-
-def _from_checkpoint(path: Path) -> Run:
-    stored = read_stored(path)
-    spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
-    channels = getattr(preprocessing, "channels", 3)
-    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
-    network = build_network(lambda: spec.network(model, stored.num_classes, channels), path, model, tensors)
-    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
-    task = spec.around(network, stored.num_classes, channels, **kept)
-    name = spec.title(model, network)
-    try:
-        task.load_state_dict(stored.weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
-            " a version in which that model was another."
-        ) from error
-    return Run(spec, task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
 
 
 def _from_weights(model: str, path: Path) -> Run:
@@ -148,48 +182,23 @@ def _from_weights(model: str, path: Path) -> Run:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"The weights in {path} do not fit the model {model!r}: {reason} …") from error
-    return of_classifier(model, network, path)
-
-
-def _untrained(model: str) -> Run:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return of_classifier(model, timm.create_model(model), None)
-
-
-def of_classifier(model: str, network: nn.Module, path: Path | None = None) -> Run:
-    """A run around a timm network, with the class names and preprocessing that timm knows."""
-    count = cast(int, network.num_classes)
-    config = resolve_data_config(model=network)
-    preprocessing = Preprocessing(
-        tuple(config["input_size"][1:]),
-        tuple(config["mean"]),
-        tuple(config["std"]),
-        config["interpolation"],
-        config["crop_pct"],
-    )
-    names = list(cast(Mapping[str, Any], network.pretrained_cfg).get("label_names", ()))
-    if len(names) != count:
-        imagenet = ImageNetInfo("imagenet-1k")
-        names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
-    spec = TASKS["classification"]
-    task = spec.around(network, max(1, count), preprocessing.channels)
-    return Run(spec, task, names, preprocessing, path, model)
+    return ClassificationRun(*classifier_parts(network), path, model)
 
 
 def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:
-    model = {"framework": framework, "backbone": backbone}
-    stored: dict[str, Any] = {}
-    if framework in SEGMENTORS:
-        spec, sides = TASKS["segmentation"], (2048, 512)
-        names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
-    else:
-        spec, sides = TASKS["detection"], (1333, 800)
+    """The authors' weights of a detector (COCO classes) or segmentor (ADE20K classes)."""
+    run: type[Run] = SegmentationRun
+    sides, stored = (2048, 512), dict[str, Any]()
+    names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
+    if framework not in SEGMENTORS:
+        run, sides = DetectionRun, (1333, 800)
         # torchvision's weights name the 80 categories of COCO by their ids, among numbers without a category
         coco = enumerate(MaskRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"])
         categories = {number: name for number, name in coco if number and name != "N/A"}
         names, stored = list(categories.values()), {"category_ids": list(categories)}
-    task = spec.build(model, len(names))
-    load_released(task.network, path)
+    model = {"framework": framework, "backbone": backbone}
+    network = run.create_network(model, len(names), 3)
+    task = run.create_task(network, len(names))
+    load_released(network, path)
     preprocessing = DensePreprocessing(*sides, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-    return Run(spec, task, names, preprocessing, path, spec.title(model, task.network), stored=stored)
+    return run(task, names, preprocessing, path, run.title(model, network), stored=stored)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timm.layers import PatchEmbed
 from torch import nn
@@ -10,23 +10,20 @@ from torch import nn
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source, listed
 from linvit.errors import SettingError
-from linvit.files import read_checkpoint
-from linvit.tasks.initialization import weights_file
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
+from linvit.files import read_checkpoint, weights_file
+from linvit.runs.trained import Trained
 
 
-def prepared_for(run: "Run", source: Source, given: dict[str, Any]) -> Source:
-    """Gives the source the run's preprocessing, except for explicitly given settings, and returns it.
+def prepared_for(run: Trained, source: Source, changes: dict[str, Any]) -> Source:
+    """Gives the source the run's preprocessing, except for the settings in `changes`, and returns it.
 
     Raises ValueError if the images do not have the network's number of channels.
     """
-    if "channels" in given and source.channels != run.preprocessing.channels:
+    if "channels" in changes and source.channels != run.preprocessing.channels:
         raise SettingError(
             f"`channels` is {source.channels}, but the network expects {run.preprocessing.channels}: leave it out."
         )
-    names = {field.name for field in fields(run.preprocessing)} & given.keys()
+    names = {field.name for field in fields(run.preprocessing)} & changes.keys()
     values = {name: getattr(source.preprocessing, name) for name in names}
     source.preprocessing = replace(run.preprocessing, **values)
     check_size(run.network, source, "network")

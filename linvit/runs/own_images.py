@@ -17,10 +17,10 @@ from linvit.data.images.image import SMALLEST
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.errors import keys_of
-from linvit.files import check_writable, read_checkpoint, user_path, write_text
+from linvit.files import check_writable, read_checkpoint, user_path, weights_file, write_text
 from linvit.models.by_name import check_model, create_classifier, start_weights
 from linvit.ranges import Filled, check
-from linvit.tasks.initialization import initialize, weights_file
+from linvit.tasks.initialization import initialize
 
 STEP = 32  # pixels: these networks halve an image five times
 GIB = 2**30
@@ -75,7 +75,10 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     if config is None:
         raise ValueError(f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.")
     images = _look(root)
-    start = None if weights is None else _start(model, weights, len(images.counts))
+    start = None
+    if weights is not None:
+        initialize(create_classifier({"name": model}, len(images.counts), 3), weights)  # refuses those that do not fit
+        start = read_checkpoint(weights_file(weights)).get("linvit", {}).get("preprocessing", {})
     inputs = _inputs(images, config.to_dict(), start)
     network = create_classifier({"name": model, "device": "meta"}, len(images.counts), 3)
     cost = count_cost(network, (3, inputs["size"], inputs["size"]))
@@ -84,11 +87,6 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     check_writable(path.parent)
     write_text(path, text)
     return NewRecipe(path, images, inputs["size"], batch_size)
-
-
-def _named(init: str | Path) -> str:
-    """The weights as a recipe names them, wherever it is read."""
-    return _absolute(init) if start_weights(init) == init else str(init)
 
 
 def _absolute(path: str | Path) -> str:
@@ -110,13 +108,6 @@ def _look(root: Path) -> Survey:
             images.unreadable[0],
         )
     return images
-
-
-def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
-    """The preprocessing of the weights to start from, if known; raises ValueError if they do not fit."""
-    initialize(create_classifier({"name": model}, num_classes, 3), init)
-    about: dict[str, Any] = read_checkpoint(weights_file(init)).get("linvit", {})
-    return dict(about.get("preprocessing", {}))
 
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
@@ -173,7 +164,9 @@ def _text(
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
-        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(_named(init))}  #",
+        "init": "init: null  # or what to start from"
+        if init is None
+        else f"init: {_yaml(_absolute(init) if start_weights(init) == init else str(init))}  #",
         "classes": f"{len(images.counts)} classes, images to train on: {', '.join(shown)}{more}",
         "count": f"{count:,}",
         "held_out": f"{images.held_out:,}",

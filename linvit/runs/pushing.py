@@ -1,10 +1,9 @@
-"""A classifier's run on the Hugging Face hub: its folder, and the upload."""
+"""The Hugging Face hub: names and accounts are checked, and a folder is uploaded."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
@@ -18,20 +17,14 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from linvit.errors import SettingError
-from linvit.files import check_writable, reason_of, user_path
-from linvit.ranges import check
-from linvit.runs.hub_folder import write_hub_folder
-from linvit.runs.loading import load_run
-from linvit.runs.run import Run
-from linvit.runs.weight_file import origin_of
+from linvit.files import reason_of
 
-ARGUMENTS = {"repository": str, "folder": Path | None, "dry_run": bool, "public": bool}
 LOG_IN = "create a token that may write at https://huggingface.co/settings/tokens, and log in with `hf auth login`"
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What `push` wrote and uploaded.
+    """What `push_to_hub` wrote and uploaded.
 
     files: names in the folder and sizes in bytes; url: the page on the hub, None if nothing was uploaded.
     """
@@ -39,52 +32,6 @@ class Pushed:
     folder: Path
     files: dict[str, int]
     url: str | None = None
-
-
-def push(
-    run: Run | str | Path,
-    repository: str,
-    *,
-    folder: str | Path | None = None,
-    dry_run: bool = False,
-    public: bool = False,
-    **card: Any,
-) -> Pushed:
-    """Writes a classifier's run to a folder as on the Hugging Face hub, and uploads it.
-
-    The folder has the weights (float32, the moving average if there is one), timm's config.json, the model card, the
-    recipe without paths, the training curves, and a file for transformers' `trust_remote_code`.
-
-    Args:
-        run: of a timm network, or the run's folder.
-        repository: the name on the hub, as user/name. It is created if it does not exist.
-        folder: to write the files to; default: hub in the run's folder. Files of these names are replaced.
-        dry_run: only write the folder; nothing is sent and no account is needed.
-        public: everybody can read the repository; by default only its owner can.
-        card: note, license, measures, progress, root, batch_size and num_workers, as in `save_weights`.
-
-    Raises:
-        ValueError: for a name that is not user/name, a run without recipe, weights or data or of another task, an
-            account that may not write there, and a repository that is public although `public` is not set, or private
-            although it is.
-        ConnectionError: if the hub cannot be reached; the folder remains.
-    """
-    check(ARGUMENTS, {"repository": repository, "folder": folder, "dry_run": dry_run, "public": public})
-    check_repository(repository)
-    if not dry_run:
-        check_access(repository, public)
-    pushed = write_folder(run, repository, folder, **card)
-    if dry_run:
-        return pushed
-    return Pushed(pushed.folder, pushed.files, upload(pushed.folder, pushed.files, repository, public))
-
-
-def write_folder(run: Run | str | Path, repository: str, folder: str | Path | None = None, **card: Any) -> Pushed:
-    """Only writes the folder, see `push`."""
-    run = run if isinstance(run, Run) else load_run(run)
-    target = run.folder / "hub" if folder is None else user_path(folder)
-    check_writable(target)
-    return Pushed(target, write_hub_folder(origin_of(run, **card), target, repository))
 
 
 def check_repository(repository: str) -> None:
@@ -119,7 +66,7 @@ def check_access(repository: str, public: bool) -> None:
 
 
 def upload(folder: Path, files: Iterable[str], repository: str, public: bool = False) -> str:
-    """Uploads these files of a folder, and no others, and returns the address of the page; raises as `push`."""
+    """Uploads these files of a folder, and no others, and returns the address of the page."""
     with _explained(repository, f" The files are in {folder}."):
         HfApi().create_repo(repository, private=not public, exist_ok=True)
         HfApi().upload_folder(

@@ -1,90 +1,124 @@
-"""A run: a network with its weights, and everything known about how it was trained."""
+"""A run: what can be done with a trained network. Each task has a subclass in `linvit.runs.tasks`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
 
-import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
+from linvit.analysis.report import PAGE
 from linvit.data.source import Source
+from linvit.deploy import Exported
 from linvit.errors import SettingError
-from linvit.models.by_name import bundled_weights
-from linvit.ranges import Count, as_tuple, check, declared
-from linvit.runs.evaluate import Measures
-from linvit.runs.rows import SharedRows, check_sharing, in_processes
-from linvit.runs.spec import TaskSpec, check_options
-from linvit.runs.stored import check_preprocessing
-from linvit.tasks.checkpoints import read_curves
+from linvit.files import check_output_file
+from linvit.models.registry import create
+from linvit.ranges import Range, as_tuple, check, check_names, declared
+from linvit.runs.evaluate import Measures, evaluate
+from linvit.runs.exporting import export
+from linvit.runs.report import Section, write_report
+from linvit.runs.trained import Trained
 from linvit.tasks.task import Task
 
-WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
+SIDES = Annotated[int, Range(1, 2**14)]
+PREPROCESSING: dict[str, Any] = {
+    "size": tuple[SIDES, SIDES],
+    "std": tuple[Annotated[float, Range(above=0)], ...],
+    "long_side": SIDES,
+    "short_side": SIDES,
+    "channels": Annotated[int, Range(1, 1024)],
+    "rate": Annotated[int, Range(1000, 2**20)],
+    "mels": Annotated[int, Range(1, 2**12)],
+    "context": Annotated[int, Range(1, 2**24)],
+}
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 
 
-@dataclass(repr=False)
-class Run:
-    """A trained network with its task, class names, preprocessing and recipe.
+def checked(verb: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Checks keyword-only options against their annotations first; ValueError for a value that is not allowed."""
+    declared = inspect.signature(verb).parameters.values()
+    annotations = {p.name: p.annotation for p in declared if p.kind is p.KEYWORD_ONLY}
 
-    path: the checkpoint or weight file; None for random weights. recipe: all values of the run's recipe; None for
-    weights without one. name: the network's name in tables and reports. stored: further facts about the data from the
-    checkpoint, such as the category ids of a detector.
+    @functools.wraps(verb)
+    def call(*args: Options.args, **options: Options.kwargs) -> Result:
+        check(annotations, options)
+        return verb(*args, **options)
 
-    Its methods depend on the task, see the files in `linvit.runs.tasks`.
+    return call
+
+
+class Run(Trained):
+    """A trained network and what can be done with it; `load_run` and `train` return that of the task.
+
+    A subclass is a task as recipes and the command line know it. task_name: `task.name` of recipes. task_class: its
+    LightningModule; the constructor takes the network first. sources: the data that it learns from, by `data.name`.
+    folder_source: the one that reads a folder. preprocessing_class: the dataclass stored in a checkpoint. kept:
+    settings of the task that its measures depend on, which a loaded run keeps. stored_facts: annotations of what
+    `facts_to_store` returns. names_classes: whether each output of the network has a name. learns_classes: whether the
+    data has classes. listing_caption: what is below the table of the task's networks.
     """
 
-    spec: TaskSpec
-    task: Task
-    class_names: list[str]
-    preprocessing: Any
-    path: Path | None
-    name: str
-    recipe: dict[str, Any] | None = None
-    stored: dict[str, Any] = field(default_factory=dict)
+    task_name: ClassVar[str]
+    task_class: ClassVar[type[Task]]
+    sources: ClassVar[Mapping[str, type[Source]]]
+    folder_source: ClassVar[str]
+    preprocessing_class: ClassVar[type]
+    kept: ClassVar[tuple[str, ...]] = ()
+    stored_facts: ClassVar[Mapping[str, Any]] = {}
+    names_classes: ClassVar[bool] = True
+    learns_classes: ClassVar[bool] = True
+    listing_caption: ClassVar[str] = ""
 
-    def __repr__(self) -> str:
-        return f"Run({self.name!r}, task={self.spec.name!r}, {len(self.class_names)} classes, path={str(self.path)!r})"
+    @classmethod
+    def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        """The network described by the group `model` of a recipe, for this many classes and channels of the data.
 
-    @property
-    def folder(self) -> Path:
-        """The run's folder, or the folder of the weight file; below runs/ without a file and for one in the package."""
-        if self.path is None:
-            return Path("runs") / "untrained" / self.name.replace("/", "_")
-        if self.path == bundled_weights(self.name):
-            return Path("runs") / self.name
-        return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
-
-    @property
-    def network(self) -> nn.Module:
-        """The network in evaluation mode, with the moving average of its weights if there is one."""
-        return list(self.task.networks().values())[-1].eval()
-
-    @property
-    def weights(self) -> str:
-        """Which weights `network` has, in words."""
-        if self.path is None:
-            return "random weights"
-        return WEIGHTS[list(self.task.networks())[-1]]
-
-    @property
-    def metrics(self) -> list[dict[str, float]]:
-        """The training curves, one row per epoch; empty if the folder has no metrics.csv."""
-        return [] if self.path is None else read_curves(self.folder)
-
-    def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
-        """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
-
-        Raises ValueError for weights that the checkpoint does not have.
+        Raises ValueError for a model or argument that is unknown.
         """
-        networks = self.task.networks()
-        if weights is not None and weights not in networks:
-            raise SettingError(
-                f"`weights` is {weights!r}, but the checkpoint contains {' and '.join(networks)}: choose one."
-            )
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        network = self.network if weights is None else networks[weights]
-        return network.to(device).eval(), device
+        raise NotImplementedError
+
+    @classmethod
+    def create_task(cls, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        """The task around a network; settings are keyword arguments of the task."""
+        facts = {"num_classes": num_classes, "channels": channels}
+        wanted: dict[str, Any] = {name: value for name, value in facts.items() if name in declared(cls.task_class)}
+        return cls.task_class(network, **wanted, **settings)
+
+    @classmethod
+    def create_source(cls, name: str, settings: Mapping[str, Any]) -> Source:
+        """A source by its `data.name`; raises ValueError, offering the nearest, for an unknown name or setting."""
+        check_names("data", [name], cls.sources)
+        check_names("setting of the data", settings, declared(cls.sources[name]))
+        return cls.sources[name](**{key: as_tuple(value) for key, value in settings.items()})
+
+    @classmethod
+    def title(cls, model: dict[str, Any], network: nn.Module) -> str:
+        """The network's name in tables and reports."""
+        return str(getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"])
+
+    @classmethod
+    def facts_to_store(cls, source: Source) -> dict[str, Any]:
+        """Facts about the data to store in a checkpoint, in addition to class names and preprocessing."""
+        return {}
+
+    @classmethod
+    def check_preprocessing(cls, values: Mapping[str, Any]) -> None:
+        """Raises ValueError for unknown fields of the task's preprocessing and for values out of range.
+
+        Ranges are declared by the task's folder source and in PREPROCESSING.
+        """
+        names = [field.name for field in fields(cls.preprocessing_class)]
+        check_names("setting of the preprocessing", values, names)
+        for kind in (cls.sources[cls.folder_source], cls.preprocessing_class, PREPROCESSING):
+            check(kind, values)
+
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
+        """Rows of `linvit models`: the task's networks; with the key `family` if there are families."""
+        return iter(())
 
     def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
         """The data to evaluate on: by default the run's own, with these settings changed.
@@ -98,61 +132,21 @@ class Run:
         stored = dict((self.recipe or {}).get("data") or {})
         trained_on = stored.pop("name", None)
         if data is not None:
-            overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
-        name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
+            overrides = {("name" if str(data) in self.sources else "root"): str(data), **overrides}
+        name = overrides.pop("name", None)
+        if not name:
+            reads_folders = trained_on is not None and "root" in declared(self.sources[trained_on])
+            name = self.folder_source if "root" in overrides and not reads_folders else trained_on
         if name is None:
             raise SettingError("This network comes without data: set `data` to a folder, or to a name such as digits.")
-        return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
+        return self.open_source(name, stored if name == trained_on else {}, overrides)
 
-    def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
-        """The stored source, or the task's folder source if a folder is given that the stored source cannot read."""
-        if "root" in overrides and (stored is None or "root" not in declared(self.spec.sources[stored])):
-            return self.spec.folder_source
-        return stored
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        """The data to evaluate on, with the run's classes and preprocessing; ValueError if they do not fit.
 
-    def evaluate(
-        self,
-        data: str | Path | None = None,
-        progress: bool = False,
-        trainer: Mapping[str, Any] | None = None,
-        processes: int = 1,
-        **overrides: Any,
-    ) -> Measures:
-        """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
-
-        Args:
-            data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language:
-                tasks, include, limit).
-            progress: show a progress bar in the terminal.
-            trainer: arguments of Lightning's Trainer, such as devices and precision.
-            processes: number of processes that are started to share the rows of every image, see `linvit.parallel`;
-                for classification.
+        stored: the settings of training, if it is the same source; changes: settings that take precedence over them.
         """
-        check({"processes": Count}, {"processes": processes})
-        if processes > 1:
-            check_sharing("processes", self.spec.name)
-            return in_processes(processes, _evaluate_sharing_rows, self, data, progress, trainer, overrides)
-        measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
-        return measures
-
-    def predict(self, inputs: Any, **options: Any) -> Any:
-        """Predictions for files, folders, or images and audio in memory, with `to_csv`, `to_json` and `save`.
-
-        Args:
-            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
-                recognition, paths or arrays of samples.
-            options: weights ("raw" or "ema", by default the moving average if there is one), output (a file or
-                folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
-                file in `linvit.runs.tasks`. For classes and label maps also strips: a dictionary, even an empty one,
-                reads every image at its own size and strip by strip, on the CPU; its entries are rows, memory, spill
-                and progress of `linvit.stream`.
-
-        Raises ValueError if the inputs contain nothing to predict, or the task does not have an option. Files that
-        cannot be read are listed in `unreadable` of the result.
-        """
-        single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
-        check_options(self.spec.predict, self.spec.name, options)
-        return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
+        return self.create_source(name, stored | changes)
 
     def prepare(self, **settings: Any) -> None:
         """Changes the preprocessing of all later inputs: size, crop_pct, mean …
@@ -161,7 +155,7 @@ class Run:
         """
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
-        check_preprocessing(self.spec, settings)
+        self.check_preprocessing(settings)
         for name in {"mean", "std"} & settings.keys():
             count = len(getattr(self.preprocessing, name))
             if settings[name] is None or len(settings[name]) != count:
@@ -170,36 +164,21 @@ class Run:
                 )
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
-    def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
-        """The transcript of an audio file by a causal network, piece by piece, each of this many seconds."""
-        return self.spec.stream(self, inputs, seconds, **options)
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Measures:
+        """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
 
-    def transcriber(self, weights: str | None = None) -> Any:
-        """A `linvit.runs.tasks.speech.Transcriber`, which transcribes audio as it arrives; for causal networks."""
-        return self.spec.transcriber(self, weights)
-
-    def generate(self, **options: Any) -> Any:
-        """Generated text or images; for the options see `generate` in the task's file in `linvit.runs.tasks`."""
-        check_options(self.spec.generate, self.spec.name, options)
-        return self.spec.generate(self, **options)
-
-    def analyze(self, what: str = "all", **options: Any) -> Any:
-        """Ranks, scores and magnitudes inside the attention, see `linvit.runs.analyze.analyze`."""
-        from linvit.runs.analyze import analyze
-
-        return analyze(self, what, **options)
-
-    def export(self, path: str | Path, **options: Any) -> Any:
-        """Writes the network to a file of another runtime, see `linvit.runs.exporting.export`."""
-        from linvit.runs.exporting import export
-
-        return export(self, path, **options)
-
-    def save_weights(self, path: str | Path, **options: Any) -> Path:
-        """Writes weights that timm reads, with a model card, see `linvit.runs.weight_file.save_weights`."""
-        from linvit.runs.weight_file import save_weights
-
-        return save_weights(self, path, **options)
+        Args:
+            data, overrides: see `source`.
+            progress: show a progress bar in the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
+        """
+        return evaluate(self, self.source(data, **overrides), progress, **(trainer or {}))
 
     def report(
         self,
@@ -210,20 +189,76 @@ class Run:
     ) -> Path:
         """Writes a self-contained HTML report (default: report.html in the run's folder) and returns its path.
 
-        measures: the result of `evaluate` on the same data; computed here if it is not given.
+        measures: the result of `evaluate` on the same data; computed here if it is not given. data, overrides: see
+        `evaluate`.
         """
-        from linvit.runs.report import write_report
+        page = check_output_file(path or self.folder / PAGE)
+        source = self.source(data, **overrides)
+        measures = evaluate(self, source) if measures is None else measures
+        write_report(self, page, measures, self.facts(source), self.sections(source))
+        return page
 
-        return write_report(self, path, measures, data, **overrides)
+    def facts(self, source: Source) -> tuple[str, ...]:
+        """Facts for the report, in addition to name, parameters and weights."""
+        return ()
+
+    def sections(self, source: Source) -> list[Section]:
+        """Further sections of the report, after the measures."""
+        return []
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        size: int | tuple[int, int] | None = None,
+        dynamic: bool | None = None,
+        images: Sequence[Any] | None = None,
+        compiled: bool = False,
+        opset: int | None = None,
+        int8: bool = False,
+        calibrate: Sequence[Any] | None = None,
+        report: str | Path | None = None,
+    ) -> Exported:
+        """Writes the network to a file of another runtime; arguments, result and errors as of `linvit.export`."""
+        return export(
+            self.exported(),
+            path,
+            size=size,
+            dynamic=dynamic,
+            images=images,
+            compiled=compiled,
+            opset=opset,
+            int8=int8,
+            calibrate=calibrate,
+            report=report,
+        )
+
+    def exported(self) -> Trained:
+        """What `export` writes: this run."""
+        return self
 
 
-def _evaluate_sharing_rows(
-    mesh: DeviceMesh,
-    run: Run,
-    data: str | Path | None,
-    progress: bool,
-    trainer: Mapping[str, Any] | None,
-    overrides: Mapping[str, Any],
-) -> Measures:
-    settings = {**(trainer or {}), "callbacks": [SharedRows(mesh.size(), mesh)]}
-    return run.evaluate(data, progress and mesh.get_local_rank() == 0, settings, **overrides)
+class NamedRun(Run):
+    """A run of a network that linvit creates by name and mechanism: a decoder, an image generator, a Conformer.
+
+    family: the row of linvit.models.registry.FAMILIES.
+    """
+
+    family: ClassVar[str]
+
+    @classmethod
+    def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        arguments = dict(model)
+        name = arguments.pop("name", None)
+        if not name:
+            raise SettingError(
+                f"The model needs a `name`: set it to one that `linvit models --task {cls.task_name}` lists."
+            )
+        try:
+            return create(name, num_classes, family=cls.family, **arguments)
+        except TypeError as error:
+            raise ValueError(f"An argument of the model {name} has the wrong type ({error}): change it.") from error
+
+    @classmethod
+    def title(cls, model: dict[str, Any], network: nn.Module) -> str:
+        return f"{model['name']}, {network.mechanism}"

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,28 +13,17 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError, keys_of
 from linvit.files import read_checkpoint, reason_of
-from linvit.ranges import Amount, Count, OneOf, Range, as_tuple, check, check_names, declared, required
+from linvit.ranges import Amount, Count, OneOf, as_tuple, check, check_names, declared, required
 from linvit.runs.recipe import SETTINGS
-from linvit.runs.spec import TaskSpec
-from linvit.runs.tasks import TASKS
+from linvit.runs.run import Run
+from linvit.runs.tasks import RUNS
 from linvit.runs.yaml_text import plain
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-SIDES = Annotated[int, Range(1, 2**14)]
 ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Amount}
 GROUPS = {"task": dict, "model": dict, "data": dict}
-PREPROCESSING: dict[str, Any] = {
-    "size": tuple[SIDES, SIDES],
-    "std": tuple[Annotated[float, Range(above=0)], ...],
-    "long_side": SIDES,
-    "short_side": SIDES,
-    "channels": Annotated[int, Range(1, 1024)],
-    "rate": Annotated[int, Range(1000, 2**20)],
-    "mels": Annotated[int, Range(1, 2**12)],
-    "context": Annotated[int, Range(1, 2**24)],
-}
 PROGRESS = {
     "epoch": Amount,
     "global_step": Amount,
@@ -50,11 +39,11 @@ PROGRESS = {
 class Stored:
     """The checked content of a checkpoint, from which a `Run` is made.
 
-    facts: the result of `TaskSpec.stored`. weights: the argument of `Task.load_state_dict`.
+    facts: the result of `Run.facts_to_store`. weights: the argument of `Task.load_state_dict`.
     """
 
     path: Path
-    spec: TaskSpec
+    spec: type[Run]
     recipe: dict[str, Any]
     class_names: list[str]
     num_classes: int
@@ -115,17 +104,6 @@ def checked_weights(weights: Any) -> dict[str, Tensor]:
     if not any(name.startswith(NETWORKS[0]) for name in weights):
         raise ValueError("it contains no weights of a network")
     return dict(weights)
-
-
-def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
-    """Raises ValueError for unknown fields of a task's preprocessing and for values out of range.
-
-    Ranges are declared by the task's folder source and in PREPROCESSING.
-    """
-    names = [field.name for field in fields(spec.preprocessing)]
-    check_names("setting of the preprocessing", values, names)
-    for kind in (spec.sources[spec.folder_source], spec.preprocessing, PREPROCESSING):
-        check(kind, values)
 
 
 def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str, Any], tensors: int) -> nn.Module:
@@ -204,19 +182,19 @@ def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -
     return Stored(path, spec, recipe, names, count, preprocessing, facts, weights)
 
 
-def _check_recipe(recipe: Mapping[str, Any]) -> TaskSpec:
+def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
     """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
     _check_needed(recipe, GROUPS)
     check(GROUPS, recipe)
     task, data = ({key: value for key, value in recipe[name].items() if key != "name"} for name in ("task", "data"))
-    check_names("task", [recipe["task"].get("name")], TASKS)
-    spec = TASKS[recipe["task"]["name"]]
+    check_names("task", [recipe["task"].get("name")], RUNS)
+    spec = RUNS[recipe["task"]["name"]]
     check_names("data", [recipe["data"].get("name")], spec.sources)
     source = spec.sources[recipe["data"]["name"]]
     with keys_of("task"):
-        check_names("setting of the task", task, declared(spec.task))
+        check_names("setting of the task", task, declared(spec.task_class))
         _check_needed(task, ("ema_decay", *spec.kept))
-        check(spec.task, task)
+        check(spec.task_class, task)
     with keys_of("data"):
         check_names("setting of the data", data, declared(source))
         check(source, data)
@@ -228,11 +206,11 @@ def _check_recipe(recipe: Mapping[str, Any]) -> TaskSpec:
     return spec
 
 
-def _preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> Any:
+def _preprocessing(spec: type[Run], values: Mapping[str, Any]) -> Any:
     with keys_of("preprocessing"):
-        check_preprocessing(spec, values)
-        _check_needed(values, required(spec.preprocessing))
-    preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in values.items()})
+        spec.check_preprocessing(values)
+        _check_needed(values, required(spec.preprocessing_class))
+    preprocessing = spec.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
     lengths = {len(values[name]) for name in ("mean", "std") if name in values}
     lengths |= {values[name] for name in ("channels", "mels") if name in values}
     if len(lengths) > 1:

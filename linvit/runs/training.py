@@ -4,7 +4,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,13 +15,24 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
+from linvit.analysis.curves import write_training_curve
 from linvit.data.source import Source, listed
 from linvit.environment import replica
 from linvit.errors import SettingError, keys_of
-from linvit.files import reason_of, replacing, write_text
+from linvit.files import LAST, reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check, declared
+from linvit.runs.folder import (
+    CURVES,
+    ENVIRONMENT,
+    RECIPE,
+    AtomicCheckpointIO,
+    RunFolder,
+    RunStoppedError,
+    StopSafely,
+    locked_folder,
+)
 from linvit.runs.loading import load_run
 from linvit.runs.opening import recorded
 from linvit.runs.progress import bars, quiet_lightning, say
@@ -29,16 +40,13 @@ from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
-from linvit.runs.run_folder import held
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
 from linvit.runs.yaml_text import dump_yaml
-from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
-RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
@@ -98,16 +106,15 @@ def train_in_turn(
         raise SettingError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
     before: Path | None = None
     for recipe, values in zip(recipes, checked, strict=True):
-        given = overrides if before is None or values.values["init"] else _with_init(overrides, before)
-        before = train_folder(recipe, given, resume=True, progress=progress, trust_recipe=trust_recipe)
+        started = overrides
+        if before is not None and not values.values["init"]:
+            if isinstance(overrides, Mapping):
+                started = {**overrides, "init": str(before)}
+            else:
+                started = [*overrides, f"init={before}"]
+        before = train_folder(recipe, started, resume=True, progress=progress, trust_recipe=trust_recipe)
     assert before is not None
     return load_run(before)
-
-
-def _with_init(overrides: Overrides, folder: Path) -> Overrides:
-    if isinstance(overrides, Mapping):
-        return {**overrides, "init": str(folder)}
-    return [*overrides, f"init={folder}"]
 
 
 def train_folder(
@@ -132,7 +139,7 @@ def train_folder(
     if target.exists() and not target.is_dir():
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
-    with held(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
+    with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         before = read_resumable(last) if resume and last.exists() else None
         task, source = checked.build()
         if before:
@@ -161,6 +168,10 @@ def train_folder(
 
 
 def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
+    def draw(rows: list[dict[str, float]], task: Task) -> None:
+        with replacing(folder / CURVES) as temporary:
+            write_training_curve(rows, task.measures, temporary)
+
     shown = bars(progress)
     about = {  # in every checkpoint: rebuilds network, classes and preprocessing without the recipe
         "format": FORMAT,
@@ -168,9 +179,9 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
         "preprocessing": asdict(source.preprocessing),
-        **recipe.spec.stored(source),
+        **recipe.spec.facts_to_store(source),
     }
-    keeper = RunFolder(folder, about, say if progress and not shown else None, _curve_writer(folder))
+    keeper = RunFolder(folder, about, say if progress and not shown else None, draw)
     sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
     return recipe.trainer(
         [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
@@ -273,7 +284,7 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
     Settings of the task that are newer than the run had their defaults then.
     """
     recipe = checked.resolved()
-    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task).items()}}
+    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task_class).items()}}
     newer["distillation"] = asdict(Distillation())
     for section in SAME:
         old, now = (
@@ -288,13 +299,3 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
                     f"The run in {folder} has {path} {old.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."
                 )
-
-
-def _curve_writer(folder: Path) -> Callable[[list[dict[str, float]], Task], None]:
-    def write(rows: list[dict[str, float]], task: Task) -> None:
-        from linvit.analysis.curves import write_training_curve  # matplotlib, which most processes never need
-
-        with replacing(folder / CURVES) as temporary:
-            write_training_curve(rows, task.measures, temporary)
-
-    return write

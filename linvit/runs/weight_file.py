@@ -13,20 +13,18 @@ from huggingface_hub import EvalResult
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
-from linvit.errors import SettingError
-from linvit.files import write_text
+from linvit.data.source import Source
+from linvit.files import BEST, write_text
 from linvit.models.by_name import bundled_weights
-from linvit.ranges import check
-from linvit.released import check_target, rounded, write_weights
-from linvit.runs.evaluate import Measures
+from linvit.released import rounded, write_weights
+from linvit.runs.evaluate import Measures, evaluate
+from linvit.runs.folder import ENVIRONMENT
 from linvit.runs.model_card import creation, model_card
 from linvit.runs.publishable import publishable
-from linvit.runs.run import Run
-from linvit.runs.training import ENVIRONMENT
+from linvit.runs.trained import Trained
 from linvit.runs.yaml_text import dump_yaml
-from linvit.tasks.checkpoints import BEST
+from linvit.tasks.classification import Classification
 
-ARGUMENTS = {"half": bool, "note": str | None, "license": str | None}
 PLACES = {"root", "batch_size", "num_workers"}
 BEST_EPOCH = "The epoch with the best score on the measured images was taken, so the measures are slightly too good."
 
@@ -35,7 +33,7 @@ BEST_EPOCH = "The epoch with the best score on the measured images was taken, so
 class Origin:
     """Where weights come from: their run, its measures and number of training samples, and what the user says."""
 
-    run: Run
+    run: Trained
     weights: Mapping[str, Tensor]
     recipe: dict[str, Any]
     measures: Measures
@@ -67,85 +65,37 @@ class Origin:
         return limits + [BEST_EPOCH] * chosen + ([self.note] if self.note else [])
 
 
-def save_weights(
-    run: Run,
-    path: str | Path,
-    *,
-    half: bool = False,
-    note: str | None = None,
-    license: str | None = None,
-    measures: Measures | None = None,
-    progress: bool = False,
-    **overrides: Any,
-) -> Path:
-    """Writes the weights of a classifier's run to a file that timm reads, and its model card next to it, as .md.
-
-    Args:
-        run: of a timm network; the moving average of its weights is written if there is one.
-        path: the file, ending in .safetensors; existing files are replaced.
-        half: round the weights to float16, which halves the file.
-        note: a sentence about data or limits, for header and card.
-        license: of the weights, in the notation of the Hugging Face hub, such as "apache-2.0"; None names none.
-        measures: of these weights on the same data; by default they are evaluated here, as rounded.
-        progress: show a progress bar.
-        overrides: settings in PLACES, if the run's data have moved, see `Run.source`.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        ValueError: for a run without recipe or of another task, another ending, weights too large for float16, other
-            settings of the data, and as `Run.source`.
-        FileNotFoundError: if the folder does not exist.
-    """
-    target = check_target(path)
-    origin = origin_of(run, half=half, note=note, license=license, measures=measures, progress=progress, **overrides)
+def write_weight_file(origin: Origin, target: Path) -> Path:
+    """Writes the weights and, next to them, the model card."""
     write_weights(origin.weights, target, header(origin))
     write_text(target.with_suffix(".md"), card(origin, target.stem, _use(origin, target)))
     return target
 
 
 def origin_of(
-    run: Run,
-    *,
-    half: bool = False,
-    note: str | None = None,
-    license: str | None = None,
-    measures: Measures | None = None,
-    progress: bool = False,
-    **overrides: Any,
+    run: Trained,
+    source: Source,
+    half: bool,
+    note: str | None,
+    license: str | None,
+    measures: Measures | None,
+    progress: bool,
 ) -> Origin:
-    """What the card of a run's weights says, measured unless `measures` is given. For the rest see `save_weights`."""
-    check(ARGUMENTS, {"half": half, "note": note, "license": license})
-    for name in overrides.keys() - PLACES:
-        raise SettingError(
-            f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers` may"
-            " change, leave it out."
-        )
-    recipe = _recipe(run)
+    """What the card of a classifier's weights says, measured on the source unless `measures` is given."""
+    recipe = dict(run.recipe or {})
+    recipe["trainer"] = {key: value for key, value in recipe["trainer"].items() if value is not None}
     weights: Mapping[str, Tensor] = run.network.state_dict()
     if half:
         weights = rounded(weights)
-    count, source = None, run.source(**overrides)
-    with contextlib.suppress(
-        TypeError, ValueError
-    ):  # a stream has no length, a folder of held-out samples no train set
+    count = None
+    with contextlib.suppress(TypeError, ValueError):  # a stream has no length, held-out samples have no train set
         count = len(source.train_set()) or None  # type: ignore[arg-type]
     if not measures:
         network = copy.deepcopy(run.network)
         network.load_state_dict(weights)
-        task = run.spec.around(network, len(run.class_names), run.preprocessing.channels)
-        measures = replace(run, task=task).evaluate(progress=progress, **overrides)
-    return Origin(run, weights, recipe, measures, count, half, note, license)
-
-
-def _recipe(run: Run) -> dict[str, Any]:
-    """The run's recipe without the paths of its machine; raises ValueError for another task or weights without one."""
-    if run.recipe is None or run.spec.name != "classification":
-        what = "comes without a recipe" if run.recipe is None else f"is a run of the task {run.spec.name}"
-        raise ValueError(f"{run.name} {what}, expected a run of classification that `linvit train` made: give one.")
-    trainer = {key: value for key, value in run.recipe["trainer"].items() if value is not None}
-    return publishable(run.recipe | {"trainer": trainer})
+        task = Classification(network, len(run.class_names), run.preprocessing.channels)
+        measures = evaluate(replace(run, task=task), source, progress)
+    return Origin(run, weights, publishable(recipe), measures, count, half, note, license)
 
 
 def header(origin: Origin) -> dict[str, str]:

@@ -42,11 +42,11 @@ Say = Callable[[str], object]
 
 @dataclass
 class Streamed:
-    """What `stream` computed.
+    """What `run_in_strips` computed.
 
     logits: of a classifier, (batch, classes). maps: the other results, StoredMap (batch, channels, height, width), of
     which `read(start, stop)` gives rows: by their stride 4, 8, 16 and 32 the outputs of the stages, and "scores",
-    "labels" and "query", see `stream`. strips: how many strips were computed, in all passes.
+    "labels" and "query", see `run_in_strips`. strips: how many strips were computed, in all passes.
     """
 
     logits: Tensor | None
@@ -54,7 +54,7 @@ class Streamed:
     strips: int
 
 
-def stream(
+def run_in_strips(
     network: nn.Module,
     image: Any,
     rows: int | None = None,

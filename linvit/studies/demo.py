@@ -3,6 +3,7 @@
 import html
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
@@ -12,6 +13,7 @@ from linvit.files import user_path
 from linvit.models.by_name import bundled_names
 from linvit.runs import Run, load_run
 from linvit.runs.images import PHOTOS, photos
+from linvit.runs.tasks import ClassificationRun
 from linvit.studies import inside
 from linvit.studies.comparison import compare
 from linvit.studies.plan import Say, silent
@@ -79,7 +81,7 @@ def _training(name: str, run: Run, folder: Path) -> list[str]:
     link = html.escape(str((run.folder / PAGE).relative_to(folder)))
     words = "accuracy of each class, confused classes and calibration"
     return [
-        figure_image(training_curve(run.metrics, run.task.measures), f"training curves of {name}"),
+        figure_image(training_curve(run.history, run.task.measures), f"training curves of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
     ]
 
@@ -95,7 +97,7 @@ def on_photographs(folder: Path, progress: Say) -> list[str]:
     if not names:
         progress(NO_WEIGHTS)
         return [paragraph(NO_WEIGHTS)]
-    runs = {name: load_run(model=name) for name in names}
+    runs = {name: cast(ClassificationRun, load_run(model=name)) for name in names}
     rows: list[dict[str, str]] = [{"photograph": name} for name in PHOTOS]
     shown = []
     for name, run in runs.items():

@@ -14,8 +14,8 @@ from linvit.analysis.measured import Measured, select
 from linvit.analysis.probe import MIXED
 from linvit.analysis.rank import MATRICES, STATE, measure_ranks
 from linvit.analysis.scores import measure_scores
+from linvit.files import LAST
 from linvit.runs import Run, load_run
-from linvit.tasks.checkpoints import LAST
 
 IMAGES = 64
 OUTPUT = "output"

@@ -27,9 +27,9 @@ from lightning.pytorch.callbacks import Callback
 from linvit.bundled import header
 from linvit.environment import end_with_parent, forks_of
 from linvit.errors import SettingError
-from linvit.files import write_text
+from linvit.files import BEST, write_text
+from linvit.runs.folder import RunStoppedError, read_curves
 from linvit.studies.ledger import Ledger
-from linvit.tasks.checkpoints import BEST, RunStoppedError, read_curves
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
 SETTINGS, RESULT = "settings.json", "result.json"

@@ -11,9 +11,8 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.files import read_checkpoint, user_path
+from linvit.files import read_checkpoint, weights_file
 from linvit.layers.operator import AttentionLayer
-from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
 FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
@@ -124,15 +123,6 @@ def _kind(network: nn.Module, key: str) -> str:
 def _is_attention(layer: nn.Module) -> bool:
     """Ours, and timm's, which are called so."""
     return isinstance(layer, AttentionLayer) or type(layer).__name__.endswith(("Attention", "AttentionRope"))
-
-
-def weights_file(source: str | Path) -> Path:
-    """The weight file: a run's best checkpoint, otherwise its last one, or the file itself."""
-    path = user_path(source)
-    if not path.is_dir():
-        return path
-    best, last = (path / "checkpoints" / name for name in (BEST, LAST))
-    return last if last.is_file() and not best.is_file() else best
 
 
 def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from linvit.analysis.curves import training_curve
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.tasks import Classification, Detection
 
 
@@ -14,12 +14,12 @@ def test_rows_without_a_moving_average_have_curves():
     assert accuracy.lines[0].get_ydata().tolist() == [50, 75]
 
 
-@pytest.mark.parametrize("spec", TASKS.values(), ids=TASKS)
-def test_every_measure_with_a_panel_has_its_curve(spec):
-    for name, measure in spec.task.measures.items():
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_every_measure_with_a_panel_has_its_curve(run):
+    for name, measure in run.task_class.measures.items():
         if measure.panel not in (None, "loss"):
             rows = [{"epoch": 1, "lr": 0.1, name: 0.5}, {"epoch": 2, "lr": 0.1, name: 0.25}]
-            values = training_curve(rows, spec.task.measures).axes[0].lines[0].get_ydata()
+            values = training_curve(rows, run.task_class.measures).axes[0].lines[0].get_ydata()
             assert list(values) == [0.5 * measure.factor, 0.25 * measure.factor]
 
 

@@ -102,13 +102,12 @@ def test_the_defaults_of_bench_are_those_of_the_code(kind):
 
 
 def test_the_defaults_of_runs_are_those_of_the_code():
-    from linvit.runs.analyze import analyze
-    from linvit.runs.tasks import TASKS
+    from linvit.runs.tasks import RUNS
 
     called = {
-        "predict": [TASKS["classification"].predict, TASKS["detection"].predict],
-        "generate": [TASKS["language"].generate, TASKS["diffusion"].generate],
-        "analyze": [analyze],
+        "predict": [RUNS["classification"].predict, RUNS["detection"].predict],
+        "generate": [RUNS["language"].generate, RUNS["diffusion"].generate],
+        "analyze": [RUNS["classification"].analyze],
     }
     for command, functions in called.items():
         dests = {action.dest for action in LEAVES[command,]._actions}

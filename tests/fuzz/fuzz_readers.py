@@ -34,7 +34,7 @@ from torch import nn
 
 from linvit.deploy.facts import Facts, SequenceFacts
 from linvit.deploy.formats import FORMATS, openvino_core
-from linvit.streaming import stream
+from linvit.streaming import run_in_strips
 
 ODD: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), 1e308, "", "x", "evil.X", "../x", "/dev/zero", "a\0b"]
 ODD += ["[/b]", "\x1b[31m", "x" * 3000, [], [1], [[1]], [None] * 3, ["x"] * 4, {}, {"x": {}}, [10**6] * 4, "hf-hub:a/b"]
@@ -551,7 +551,7 @@ def write_spill(stop: int, folder: Path) -> None:
 
 
 def streamed(folder: Path | str | None) -> tuple[torch.Tensor, ...]:
-    given = stream(streaming(), STREAMED, rows=32, keep=["maps"], spill=folder)
+    given = run_in_strips(streaming(), STREAMED, rows=32, keep=["maps"], spill=folder)
     return given.logits, *(each.read(0, each.shape[2]).clone() for each in given.maps.values())
 
 

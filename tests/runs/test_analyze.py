@@ -16,7 +16,6 @@ from linvit.data.images import Digits, Preprocessing
 from linvit.runs import load_run, train
 from linvit.runs.analyze import resolve_layers
 from linvit.runs.images import crops, from_photos, from_source
-from linvit.runs.tasks import TASKS
 from linvit_cli import main
 
 FILES = {
@@ -128,7 +127,7 @@ def test_an_image_generator_is_analyzed_at_a_fixed_time_and_the_class_of_each_im
     assert {row["layer"] for row in analysis.rows["rank"]} == {"blocks.0.attn", "blocks.1.attn"}
     assert {row["images"] for row in analysis.rows["rank"]} == {6}
     assert "at time 250 of 1,000, with the class of each image" in analysis.page.read_text()
-    subject = TASKS["diffusion"].subject(generator)
+    subject = generator.subject()
     images, labels = from_source(generator.source(), 6, 2).many, torch.arange(6)
     noised, times, classes = subject.inputs(images, labels)
     assert classes is labels
@@ -149,10 +148,12 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
     assert photos.rows["scores"]
 
 
-def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path):
+def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path, capsys):
     language = train(write_language_recipe(tmp_path), {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
-    with pytest.raises(ValueError, match="A run of the task language cannot be analyzed"):
-        language.analyze()
+    assert not hasattr(language, "analyze")
+    assert main(["analyze", str(language.folder)]) == 2
+    sentence = "language cannot be analyzed, because it has no attention over images: use `linvit generate`"
+    assert sentence in capsys.readouterr().err
 
 
 def test_layers_by_name_and_number_in_the_networks_order():
@@ -196,7 +197,10 @@ def test_held_out_images_are_chosen_evenly():
         (["--model", "nonesuch"], "nonesuch"),
         (["--model", "ravlt_nano", "--images", "nowhere"], "There is no image file or folder at nowhere"),
         (["--model", "ravlt_nano", "--count", "0"], "--count is 0"),
-        (["--model", "ravlt_nano", "--query", "2", "0"], "--query is 2 0, expected height and width"),
+        (
+            ["--model", "ravlt_nano", "--query", "2", "0"],
+            "--query is [2.0, 0.0], expected a list of 2 numbers from 0 to 1",
+        ),
         (["--model", "deit_tiny_rala", "--checkpoint", "nowhere.pth"], "nowhere.pth does not exist"),
         (["ranks", "run"], "analyze got ranks run, expected one of rank, scores, magnitude, all and one run"),
         ([], "Nothing to load"),

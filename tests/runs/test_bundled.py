@@ -1,8 +1,8 @@
 import pytest
 
-from linvit import bundled
-from linvit.bundled import bundled_files, files_below, find_recipe, header, recipes, shown_name
-from linvit.runs.listing import list_recipes
+from linvit.bundled import bundled_files, files_below, find_recipe, header, shown_name
+from linvit.runs import bundled, recipes
+from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe import read_recipe
 from linvit.studies import compare
 
@@ -62,7 +62,7 @@ def test_a_header_may_say_nothing(tmp_path):
 def test_folders_and_rows_go_by_name_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [shown_name(file) for file in files_below("demo")][-1] == "demo/softmax_nano_digits"
-    (row,) = list_recipes([DIGITS])
+    (row,) = compare_recipes([DIGITS])
     assert (row["recipe"], row["published"]) == (DIGITS, "nothing (the split is ours)")
 
 

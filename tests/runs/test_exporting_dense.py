@@ -22,10 +22,10 @@ from linvit.deploy.graph import OnPixels, exported, pooled
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
 from linvit.models.dense.images import pasted
-from linvit.runs.exported import run_of_file
+from linvit.runs.exported_runs import run_of_file
 from linvit.runs.exporting import Candidates, Detections
 from linvit.runs.run import Run
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 
 NAMES = ["cat", "dog", "hare"]
 SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
@@ -41,7 +41,8 @@ def run_of(framework: str, backbone: str = "resnet10t") -> Run:
     torch.manual_seed(0)
     kind = "segmentation" if framework in SEGMENTORS else "detection"
     model = {"framework": framework, "backbone": backbone, "heads": {"width": 8}}
-    task = TASKS[kind].build(model, len(NAMES))
+    run = RUNS[kind]
+    task = run.create_task(run.create_network(model, len(NAMES), 3), len(NAMES))
     head = task.network.head if hasattr(task.network, "head") else None
     if framework == "retinanet":
         torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3)
@@ -53,7 +54,7 @@ def run_of(framework: str, backbone: str = "resnet10t") -> Run:
         torch.nn.init.normal_(head.classifier[1].weight)
     preprocessing = DensePreprocessing(96, 64, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     stored = {"labels": [2, 5, 7]} if kind == "segmentation" else {"category_ids": [3, 1, 9]}
-    return Run(TASKS[kind], task, NAMES, preprocessing, None, f"{framework} on {backbone}", stored=stored)
+    return run(task, NAMES, preprocessing, None, f"{framework} on {backbone}", stored=stored)
 
 
 def spread(network: nn.Module) -> None:
@@ -73,7 +74,7 @@ def check_same(run: Run, loaded: Run, sizes=SIZES) -> None:
     assert (loaded.name, loaded.class_names, loaded.stored) == (run.name, run.class_names, run.stored)
     assert loaded.preprocessing == run.preprocessing
     for got, expected in zip(loaded.predict(photos(sizes)), run.predict(photos(sizes)), strict=True):
-        if run.spec.name == "segmentation":
+        if run.task_name == "segmentation":
             assert (got.labels != expected.labels).float().mean() < 1e-3  # two classes may be as likely
             assert len(expected.labels.unique()) > 1
             continue
@@ -113,7 +114,7 @@ def test_a_file_of_a_segmentor_gives_the_label_maps_of_its_run(tmp_path):
 def _in_memory(monkeypatch, network, facts: Facts) -> Run:
     """The run of a file whose session is the network itself."""
     session = OnPixels(network, facts.mean, facts.std)
-    monkeypatch.setattr("linvit.runs.exported.opened", lambda path: (facts, session))
+    monkeypatch.setattr("linvit.runs.exported_runs.opened", lambda path: (facts, session))
     return run_of_file(Path("file.onnx"))
 
 

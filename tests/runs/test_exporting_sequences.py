@@ -17,7 +17,7 @@ from linvit.deploy.sequences import cache_of, state_shapes, states_in, zeros
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder
 from linvit.runs import load_run
-from linvit.runs.exported_sequences import run_of_sequences
+from linvit.runs.exported_runs import _run_of_sequences
 from linvit.runs.training import train_folder
 from linvit_cli import main
 
@@ -205,7 +205,7 @@ def test_damaged_facts_are_refused(conformer_file):
 def test_damaged_states_are_refused(language, decoder_file, wrong):
     text = json.dumps({**json.loads(decoder_file.facts.to_json()), **wrong})
     with pytest.raises(FactsError, match=r"decoder\.onnx says about .* is damaged"):
-        run_of_sequences(decoder_file.path, facts_in(text, decoder_file.path), lambda *inputs: inputs)
+        _run_of_sequences(decoder_file.path, facts_in(text, decoder_file.path), lambda *inputs: inputs)
 
 
 @pytest.mark.slow

@@ -158,7 +158,10 @@ def _share(chosen, labels):
         ({"tasks": ["nowhere"], "batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
         ({"tasks": ["nowhere"], "batch_size": -1}, "`batch_size` is -1, expected a whole number of 1 or more"),
         ({"tasks": ["nowhere"], "include": "file"}, "`include` is file, expected a folder with .yaml files"),
-        ({"tasks": ["nowhere"], "root": "texts"}, "`root` is not an option of evaluate_tasks"),
+        (
+            {"tasks": ["nowhere"], "root": "texts"},
+            "Unknown option of tasks 'root', expected one of batch_size, weights",
+        ),
         ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
         ({"limit": 3}, "`limit` needs `tasks`"),
         ({"task_data": "EMPTY"}, "`task_data` needs `tasks`"),

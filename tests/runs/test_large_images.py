@@ -53,7 +53,7 @@ def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
     assert broken.startswith(f"{photos / 'broken.png'} is not a readable image")
     assert small == f"{photos / 'small.png'} is 64×31 px, expected 32×32 px or more: leave it out or take a larger one."
     assert (tmp_path / "spill" / "a" / "progress.pt").is_file()
-    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos / "a.png"), "--stream", "--rows", "64"]) == 0
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos / "a.png"), "--strips", "--rows", "64"]) == 0
     assert predictions[0].classes[0] in capsys.readouterr().out
 
 
@@ -95,7 +95,9 @@ def test_images_with_the_same_name_have_folders_of_their_own(photos, tmp_path):
 def test_without_libvips_nothing_is_computed_for_a_pyramid(segmentor, photos, tmp_path, monkeypatch):
     run = load_run(segmentor)
     monkeypatch.setitem(sys.modules, "pyvips", None)
-    monkeypatch.setattr("linvit.runs.large_images.stream", lambda *_, **__: pytest.fail("something was computed"))
+    monkeypatch.setattr(
+        "linvit.runs.large_images.run_in_strips", lambda *_, **__: pytest.fail("something was computed")
+    )
     with pytest.raises(ImportError, match=r"written as a TIFF pyramid by pyvips: `pip install 'linvit\[stream\]'`"):
         run.predict(photos / "a.png", output=tmp_path / "out", strips={})
 
@@ -118,8 +120,8 @@ def test_one_sentence_for_each_mistake(segmentor, photos, capsys):
         with pytest.raises(ValueError, match=words):
             load_run(model="mavit_nano.cifar10").predict(photos / "a.png", strips=wrong)
     assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--spill", "there"]) == 2
-    assert "--rows, --strip-memory and --spill need --stream: add it." in capsys.readouterr().err
-    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--stream", "--processes", "2"]) == 2
-    assert "--stream reads images in one process, but --processes is several" in capsys.readouterr().err
-    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--stream", "--strip-memory", "0"]) == 2
+    assert "--rows, --strip-memory and --spill need --strips: add it." in capsys.readouterr().err
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--strips", "--processes", "2"]) == 2
+    assert "--strips reads images in one process, but --processes is several" in capsys.readouterr().err
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--strips", "--strip-memory", "0"]) == 2
     assert "--strip-memory is 0" in capsys.readouterr().err

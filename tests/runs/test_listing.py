@@ -3,7 +3,7 @@ import json
 import pytest
 import timm
 
-from linvit.runs.listing import list_recipes, recipe_files
+from linvit.runs.listing import compare_recipes, recipe_files
 from linvit_cli import main
 
 
@@ -28,7 +28,7 @@ def test_folders_are_searched_and_what_names_no_model_is_left_out(recipes):
 
 
 def test_recipes_are_counted_against_their_bases(recipes):
-    without, nano = list_recipes([recipes])
+    without, nano = compare_recipes([recipes])
     cpe = 10 * (32 + 48 + 2 * 64 + 96)
     assert nano["parameters"] == sum(p.numel() for p in timm.create_model("ravlt_nano", device="meta").parameters())
     assert (nano["base"], nano["more_parameters"], nano["more_macs"]) == (None, None, None)

@@ -11,7 +11,7 @@ from tiny_students import write_student_recipe
 
 import linvit
 from linvit.analysis.curves import training_curve
-from linvit.runs.tasks import TASKS
+from linvit.runs.tasks import RUNS
 from linvit.tasks import generated
 from linvit.tasks.measures import Measure, column
 
@@ -44,7 +44,7 @@ def write_one(task, folder):
     return writers[task](folder, trainer=FEW)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RUNS)
 def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_declares(
     task, tmp_path, capsys, monkeypatch
 ):
@@ -54,11 +54,11 @@ def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_de
     for name in run.task.headline:
         assert run.task.measures[name].heading in line
     assert run.task.score in run.task.headline
-    measured = set().union(*run.metrics) - {"epoch", "step", "train_loss", "lr", "seconds", "val_loss"}
+    measured = set().union(*run.history) - {"epoch", "step", "train_loss", "lr", "seconds", "val_loss"}
     names = {name.removeprefix("ema_") for name in measured}
     assert names <= set(run.task.measures)
-    assert {column(run.task.score), f"ema_{run.task.score}"} & set(run.metrics[-1])
-    figure = training_curve(run.metrics, run.task.measures)
+    assert {column(run.task.score), f"ema_{run.task.score}"} & set(run.history[-1])
+    figure = training_curve(run.history, run.task.measures)
     shown = {line.get_label() for axes in figure.axes for line in axes.get_lines()}
     drawn_measures = {name for name in names if run.task.measures[name].panel not in (None, "loss")}
     for name in drawn_measures:
@@ -76,9 +76,10 @@ def test_a_generator_that_generates_nothing_while_validating_keeps_the_checkpoin
 
 @pytest.mark.parametrize("framework", ["mask_rcnn", "retinanet"])
 def test_a_detector_declares_masks_where_it_has_them(framework, tmp_path):
-    spec = TASKS["detection"]
+    run = RUNS["detection"]
     heads = {"width": 16} if framework == "retinanet" else {"width": 16, "hidden": 32}
-    task = spec.build({"framework": framework, "backbone": "mavit_nano", "heads": heads}, 3)
+    model = {"framework": framework, "backbone": "mavit_nano", "heads": heads}
+    task = run.create_task(run.create_network(model, 3, 3), 3)
     assert ("mask_ap" in task.measures) == (framework == "mask_rcnn")
     assert task.score in task.measures
 

@@ -17,9 +17,7 @@ from safetensors import safe_open
 from tiny_run import write_recipe
 from torch.testing import assert_close
 
-import linvit
 from linvit.runs import load_run
-from linvit.runs.pushing import push
 from linvit.runs.training import train_folder
 from linvit_cli import main
 
@@ -47,7 +45,7 @@ def measured(trained):
 def pushed(measured, tmp_path_factory):
     run, measures = measured
     folder = tmp_path_factory.mktemp("pushed")
-    return push(run, "ada/digits", folder=folder, dry_run=True, measures=measures, license="mit", note="Digits.")
+    return run.push_to_hub("ada/digits", folder=folder, dry_run=True, measures=measures, license="mit", note="Digits.")
 
 
 def test_the_folder_is_timms_and_has_every_file(pushed, measured):
@@ -89,7 +87,7 @@ def test_the_card_is_that_of_convert_with_the_hubs_name(pushed, measured):
 def test_a_network_of_grey_images_says_so(tmp_path):
     trainer = {"max_epochs": 1, "limit_train_batches": 1}
     run = train_folder(write_recipe(tmp_path, data={"channels": 1}, trainer=trainer))
-    pushed = linvit.push(run, "ada/digits", dry_run=True)
+    pushed = load_run(run).push_to_hub("ada/digits", dry_run=True)
     assert pushed.folder == run / "hub"
     assert 'image.convert("L")' in (pushed.folder / "README.md").read_text()
     assert load_run(pushed.folder).preprocessing == load_run(run).preprocessing
@@ -101,7 +99,7 @@ def test_the_folder_is_a_run(pushed, measured, tmp_path, capsys):
     assert (read.preprocessing, read.class_names) == (run.preprocessing, run.class_names)
     assert read.evaluate("digits")["top1"] == measures["top1"]
     with pytest.raises(ValueError, match="comes without a recipe"):
-        push(read, "ada/digits", dry_run=True)
+        read.push_to_hub("ada/digits", dry_run=True)
 
 
 def test_python_files_of_a_folder_are_not_run(pushed, tmp_path):
@@ -219,7 +217,7 @@ def hub(monkeypatch):
 def test_these_files_and_no_others_are_uploaded(hub, measured, tmp_path):
     run, measures = measured
     (tmp_path / "diary.txt").write_text("private")
-    pushed = push(run, "lovelace/digits", folder=tmp_path, measures=measures)
+    pushed = run.push_to_hub("lovelace/digits", folder=tmp_path, measures=measures)
     (upload,) = hub.uploads
     assert set(upload["allow_patterns"]) == FILES
     assert (upload["repo_id"], upload["folder_path"]) == ("lovelace/digits", tmp_path)
@@ -246,7 +244,7 @@ def test_refusals(hub, measured, tmp_path, name, answers, options, sentence):
     for key, value in answers.items():
         setattr(hub, key, value)
     with pytest.raises((ValueError, TypeError), match=sentence) as caught:
-        push(run, name, folder=tmp_path, measures=measures, **options)
+        run.push_to_hub(name, folder=tmp_path, measures=measures, **options)
     assert "\n" not in str(caught.value)
     assert hub.uploads == []
 
@@ -255,24 +253,24 @@ def test_without_a_token(hub, measured, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(ValueError, match="You are not logged in to the Hugging Face hub: create a token"):
-        push(measured[0], "ada/digits", folder=tmp_path)
+        measured[0].push_to_hub("ada/digits", folder=tmp_path)
 
 
 def test_without_a_network(hub, measured, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
         with pytest.raises(ConnectionError, match=r"cannot be reached \(.+\): connect .* `dry_run=True`"):
-            push(measured[0], "ada/digits", folder=tmp_path)
+            measured[0].push_to_hub("ada/digits", folder=tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE forbids every connection"):
-        push(measured[0], "ada/digits", folder=tmp_path)
+        measured[0].push_to_hub("ada/digits", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_without_weights(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"has no checkpoints/best\.ckpt or last\.ckpt"):
-        push(tmp_path / "empty", "ada/digits", dry_run=True)
+        load_run(tmp_path / "empty")
 
 
 class Terminal:

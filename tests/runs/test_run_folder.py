@@ -7,22 +7,23 @@ import sys
 import warnings
 
 import pytest
+import torch
 from PIL import Image
 from tiny_run import At, write_recipe
 
 from linvit.data.source import fitting_workers
 from linvit.files import LOCK
-from linvit.runs import run_folder
+from linvit.runs import folder
+from linvit.runs.folder import AtomicCheckpointIO, locked_folder
 from linvit.runs.progress import Bar, quiet_lightning
-from linvit.runs.run_folder import held
 from linvit.runs.training import train_folder
 
 SHORT = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from linvit.runs.run_folder import held
-with held(Path(sys.argv[1]), resume=True):
+from linvit.runs.folder import locked_folder
+with locked_folder(Path(sys.argv[1]), resume=True):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -30,7 +31,7 @@ with held(Path(sys.argv[1]), resume=True):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(run_folder, "PATIENCE", 0.1)
+    monkeypatch.setattr(folder, "PATIENCE", 0.1)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -52,11 +53,11 @@ def test_a_second_training_beside_a_running_one_is_refused(resume, impatient, tm
 def test_a_killed_training_gives_its_folder_back(impatient, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="Another training"), held(tmp_path / "run", resume=True):
+    with pytest.raises(ValueError, match="Another training"), locked_folder(tmp_path / "run", resume=True):
         pass
     process.kill()
     process.wait()
-    with held(tmp_path / "run", resume=True):
+    with locked_folder(tmp_path / "run", resume=True):
         assert (tmp_path / "run" / LOCK).exists()
 
 
@@ -149,3 +150,20 @@ def test_workers_are_not_more_than_cores(caplog):
         assert fitting_workers(1000) == cores
     assert f"Reading data with {cores} processes instead of 1000" in caplog.text
     assert fitting_workers(0) == 0
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    files = AtomicCheckpointIO()
+    files.save_checkpoint({"step": 1}, path)
+
+    def save_until_full(content, file):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save_until_full)
+    with pytest.raises(OSError, match=r"could not be written \(.*No space left on device\); the one before it is"):
+        files.save_checkpoint({"step": 2}, path)
+    monkeypatch.undo()
+    assert files.load_checkpoint(path) == {"step": 1}
+    assert len(list(tmp_path.iterdir())) == 1

@@ -199,7 +199,7 @@ def test_damaged_training_curves_are_one_sentence(run, tmp_path, held):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "metrics.csv").write_bytes(held)
     with pytest.raises(ValueError, match=r"metrics\.csv are damaged .*: remove the file"):
-        load_run(tmp_path / "run").metrics  # noqa: B018
+        load_run(tmp_path / "run").history  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, p
 
 import linvit
 from linvit.kernels import cpu
+from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
-from linvit.tasks.checkpoints import RunStoppedError
 
 
 def die(trainer, task):
@@ -240,7 +240,7 @@ def test_a_run_that_fails_on_its_data_leaves_no_folder_and_the_same_call_works_a
         file.write_bytes(whole)
     else:
         (tmp_path / "elsewhere").rename(tmp_path / "data")
-    assert linvit.train(recipe).metrics
+    assert linvit.train(recipe).history
 
 
 @pytest.mark.parametrize("seed", [-1, -3])
@@ -253,10 +253,10 @@ def test_a_negative_seed_is_one_sentence_before_anything_is_written(seed, tmp_pa
 def test_what_the_command_line_does_python_does_in_one_call(tmp_path):
     recipe = write_recipe(tmp_path, trainer={"max_epochs": 1})
     run = linvit.train(recipe, overrides={"trainer.max_epochs": 2}, folder=tmp_path / "mine")
-    assert (run.folder, len(run.metrics), len(run.class_names)) == (tmp_path / "mine", 2, 10)
+    assert (run.folder, len(run.history), len(run.class_names)) == (tmp_path / "mine", 2, 10)
     assert run.recipe["trainer"]["max_epochs"] == 2
     longer = linvit.train(recipe, {"trainer.max_epochs": 3}, folder=tmp_path / "mine", resume=True)
-    assert [row["epoch"] for row in longer.metrics] == [1, 2, 3]
+    assert [row["epoch"] for row in longer.history] == [1, 2, 3]
     loaded = linvit.load_run(tmp_path / "mine")
     measures = loaded.evaluate(batch_size=64)
     assert dict(measures) == pytest.approx(dict(linvit.load_run(loaded.path).evaluate("digits")))

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import yaml
+from linvit.studies.photographs import on_photographs
 from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors import safe_open
@@ -18,8 +19,6 @@ from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
 from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
-from linvit.runs.weight_file import save_weights
-from linvit.studies.demo import on_photographs
 from linvit_cli import main
 
 
@@ -84,7 +83,7 @@ def test_a_card_shows_text_of_users_as_it_is(trained, tmp_path):
     run.recipe["optimizer"]["note"] = "\n```\n# heading"
     path = tmp_path / "digits.safetensors"
     note = "a\u202e [l](javascript:x)\n# heading"
-    save_weights(run, path, note=note, measures=run.evaluate())
+    run.save_weights(path, note=note, measures=run.evaluate())
     card = path.with_suffix(".md").read_text().split("---\n", 2)[2]
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(card)
     headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]

@@ -18,7 +18,7 @@ from linvit.layers.operator import Operator
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
 from linvit.ops import attention_scores
-from linvit.streaming import Query, stream
+from linvit.streaming import Query, run_in_strips
 from linvit.streaming.images import open_image
 from linvit.streaming.journal import Journal
 
@@ -55,7 +55,7 @@ def whole(stored):
 @pytest.mark.parametrize("rows", [1, 40, None])
 def test_it_equals_the_ordinary_forward(name, size, rows):
     network, x = created(name), images(*size)
-    streamed = stream(network, x, rows=rows, keep=["maps", "scores"])
+    streamed = run_in_strips(network, x, rows=rows, keep=["maps", "scores"])
     with torch.no_grad():
         assert_same(streamed.logits, network(x))
         expected = network.forward_intermediates(x, intermediates_only=True)
@@ -71,12 +71,12 @@ def test_it_equals_the_ordinary_forward(name, size, rows):
 
 def test_maps_that_do_not_fit_are_on_disk(tmp_path):
     network, x = created("mavit_nano"), images(70, 64)
-    streamed = stream(network, x, rows=32, memory=1e-9, spill=tmp_path, keep=["maps"])
+    streamed = run_in_strips(network, x, rows=32, memory=1e-9, spill=tmp_path, keep=["maps"])
     assert_same(streamed.logits, network(x).detach())
     assert sorted(file.name for file in tmp_path.glob("*.map")) == sorted(
         f"{name}.map" for name in ("stages.0.blocks.0", "stages.1.blocks.0", "stages.2.blocks.1", "stages.3.blocks.0")
     )
-    in_memory = stream(network, x, memory=1e-9, keep=["maps"])
+    in_memory = run_in_strips(network, x, memory=1e-9, keep=["maps"])
     assert in_memory.strips > streamed.strips
     for stride, stored in streamed.maps.items():
         assert_same(whole(in_memory.maps[stride]), whole(stored))
@@ -89,12 +89,12 @@ def test_segmentors_and_their_backbones(name, rows):
     x = images(96, 70)
     for network in (SemanticFPN(backbone, 4, 16), UperNet(backbone, 4, 16)):
         drawn(network)
-        streamed = stream(network, x, rows=rows, keep=["scores"])
+        streamed = run_in_strips(network, x, rows=rows, keep=["scores"])
         with torch.no_grad():
             logits = network(x)
         assert_same(whole(streamed.maps["scores"]), logits)
         assert torch.equal(whole(streamed.maps["labels"]), logits.argmax(1, keepdim=True).to(torch.uint8))
-    maps = stream(backbone, x, rows=rows).maps
+    maps = run_in_strips(backbone, x, rows=rows).maps
     for stride, expected in zip((4, 8, 16, 32), backbone(x), strict=True):
         assert_same(whole(maps[stride]), expected.detach())
 
@@ -107,7 +107,7 @@ def test_segmentors_and_their_backbones(name, rows):
 def test_the_scores_of_a_query(name, block, rows):
     network, x = created(name), images(75, 68)
     row, column = 70, 37
-    streamed = stream(network, x, rows=rows, query=Query(block, row, column))
+    streamed = run_in_strips(network, x, rows=rows, query=Query(block, row, column))
     seen = []
     operator = next(m for m in network.get_submodule(block).modules() if isinstance(m, Operator))
     handle = operator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
@@ -143,7 +143,7 @@ class Lazy:
 def test_readers_of_rows():
     network, x = created("mavit_nano"), images(300, 64)
     reader = Lazy(x)
-    assert_same(stream(network, reader, rows=32).logits, network(x).detach())
+    assert_same(run_in_strips(network, reader, rows=32).logits, network(x).detach())
     assert reader.longest <= 64
 
 
@@ -154,7 +154,7 @@ class InterruptError(Exception):
 @pytest.mark.parametrize("keep", [[], ["maps", "scores"]])
 def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
     network, x = created("ravlt_nano"), images(70, 64)
-    expected = stream(network, x, rows=32, keep=keep)
+    expected = run_in_strips(network, x, rows=32, keep=keep)
     calls = iter(range(10**6))
     forward = Operator.forward
 
@@ -167,14 +167,14 @@ def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
     interruptions, streamed = 0, None
     while streamed is None:
         try:
-            streamed = stream(network, x, rows=32, keep=keep, spill=tmp_path)
+            streamed = run_in_strips(network, x, rows=32, keep=keep, spill=tmp_path)
         except InterruptError:
             interruptions += 1
     assert interruptions > 3
     assert torch.equal(streamed.logits, expected.logits)
     for key, stored in expected.maps.items():
         assert torch.equal(whole(streamed.maps[key]), whole(stored))
-    again = stream(network, x, rows=32, keep=keep, spill=tmp_path)
+    again = run_in_strips(network, x, rows=32, keep=keep, spill=tmp_path)
     assert again.strips == 0
     assert torch.equal(again.logits, expected.logits)
     assert not list(tmp_path.glob(".*.tmp"))
@@ -182,7 +182,7 @@ def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
 
 def test_a_spill_folder_belongs_to_one_network_and_one_image(tmp_path):
     network, x = created("mavit_nano"), images(70, 64)
-    stream(network, x, rows=32, spill=tmp_path)
+    run_in_strips(network, x, rows=32, spill=tmp_path)
     other = created("mavit_nano", attention={"normalizer": "sum"})
     other.load_state_dict(network.state_dict())
     flat = drawn(timm.create_model("mavit_nano", pattern="LLLL", num_classes=5))
@@ -192,20 +192,20 @@ def test_a_spill_folder_belongs_to_one_network_and_one_image(tmp_path):
     computations = ((other, x), (flat, x), (network, changed), (network, last), (network, Lazy(changed)))
     for network_of, image in computations:
         with pytest.raises(ValueError, match="has the progress of another computation"):
-            stream(network_of, image, rows=32, spill=tmp_path)
-    assert stream(network, Lazy(x), rows=32, spill=tmp_path).strips == 0
+            run_in_strips(network_of, image, rows=32, spill=tmp_path)
+    assert run_in_strips(network, Lazy(x), rows=32, spill=tmp_path).strips == 0
 
 
 def test_a_spill_folder_belongs_to_one_file(tmp_path):
     network, file, spill = timm.create_model("mavit_nano.cifar10").eval(), tmp_path / "image.png", tmp_path / "spill"
     pixels = np.random.default_rng(0).integers(0, 256, (70, 64, 3), np.uint8)
     Image.fromarray(pixels).save(file, compress_level=0)
-    expected = stream(network, file, rows=32, spill=spill).logits
-    assert torch.equal(stream(network, file, rows=32, spill=spill).logits, expected)
+    expected = run_in_strips(network, file, rows=32, spill=spill).logits
+    assert torch.equal(run_in_strips(network, file, rows=32, spill=spill).logits, expected)
     pixels[1:3] = 0
     Image.fromarray(pixels).save(file, compress_level=0)
     with pytest.raises(ValueError, match="has the progress of another computation"):
-        stream(network, file, rows=32, spill=spill)
+        run_in_strips(network, file, rows=32, spill=spill)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +225,12 @@ def test_a_spill_folder_belongs_to_one_file(tmp_path):
 )
 def test_a_damaged_journal_is_refused(tmp_path, damage):
     network, x = created("mavit_nano"), images(64, 64)
-    stream(network, x, spill=tmp_path)
+    run_in_strips(network, x, spill=tmp_path)
     journal = torch.load(tmp_path / "progress.pt", weights_only=True)
     changed = {name: value for name, value in (journal | damage).items() if value is not None}
     torch.save(changed, tmp_path / "progress.pt")
     with pytest.raises(ValueError, match=r"progress\.pt is damaged: remove the folder"):
-        stream(network, x, spill=tmp_path)
+        run_in_strips(network, x, spill=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "long", "missing", "pipe", "link", "folder"])
@@ -248,9 +248,9 @@ def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
 
         monkeypatch.setattr(Journal, "note", noted)
         with pytest.raises(InterruptError):
-            stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+            run_in_strips(network, x, rows=32, keep=["maps"], spill=tmp_path)
     else:
-        stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+        run_in_strips(network, x, rows=32, keep=["maps"], spill=tmp_path)
     for file in tmp_path.glob("*.map"):
         content = file.read_bytes()
         file.unlink()
@@ -266,21 +266,21 @@ def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
         elif damage == "folder":
             file.mkdir()
     with pytest.raises(ValueError, match=r"\.map is missing or damaged, expected a map of .* bytes: remove the folder"):
-        stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+        run_in_strips(network, x, rows=32, keep=["maps"], spill=tmp_path)
 
 
 def test_a_folder_with_the_name_of_a_map_is_refused(tmp_path):
     (tmp_path / "stem.map").mkdir()
     with pytest.raises(ValueError, match=r"stem\.map is a folder, not a file"):
-        stream(created("mavit_nano"), images(64, 64), spill=tmp_path)
+        run_in_strips(created("mavit_nano"), images(64, 64), spill=tmp_path)
 
 
 def test_one_process_computes_in_a_spill_folder(tmp_path):
     network, x = created("mavit_nano"), images(64, 64)
     (tmp_path / ".progress.pt.12345.tmp").write_bytes(b"of a process that was killed")
     with locked(tmp_path, "busy"), pytest.raises(ValueError, match=r"Another process computes in .*: wait for it"):
-        stream(network, x, spill=tmp_path)
-    stream(network, x, spill=tmp_path)
+        run_in_strips(network, x, spill=tmp_path)
+    run_in_strips(network, x, spill=tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -304,8 +304,8 @@ def test_pixels_and_files(tmp_path, with_vips, monkeypatch):
     if not with_vips:
         monkeypatch.setitem(sys.modules, "pyvips", None)
     for name in files:
-        assert_close(stream(network, tmp_path / name, rows=32).logits, expected)
-    assert_close(stream(network, pixels, rows=32).logits, expected)
+        assert_close(run_in_strips(network, tmp_path / name, rows=32).logits, expected)
+    assert_close(run_in_strips(network, pixels, rows=32).logits, expected)
 
 
 def test_a_full_disk(tmp_path, monkeypatch):
@@ -314,7 +314,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(OSError, match=r"has no room for a map of .* GiB \(No space left on device\): choose another"):
-        stream(created("mavit_nano"), images(64, 64), spill=tmp_path)
+        run_in_strips(created("mavit_nano"), images(64, 64), spill=tmp_path)
     assert not list(tmp_path.glob("*.map"))
 
 
@@ -378,7 +378,7 @@ def test_one_sentence_for_each_mistake(arguments, message):
     network = networks[which]() if which else timm.create_model("mavit_nano").eval()
     image = torch.zeros(1, 3, 65 if which == "ragged" else 64, 64)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        stream(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
+        run_in_strips(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_a_reader_must_return_the_rows_that_the_network_reads(kind, read, messag
     reader = Lazy(torch.zeros(1, 3, 64, 64))
     reader.read = lambda start, stop: read(reader.images, start, stop)
     with pytest.raises(kind, match=message):
-        stream(timm.create_model("mavit_nano").eval(), reader, rows=32)
+        run_in_strips(timm.create_model("mavit_nano").eval(), reader, rows=32)
 
 
 def test_a_query_is_at_whole_numbers():
@@ -408,7 +408,7 @@ def test_a_query_is_at_whole_numbers():
 
 def test_fast_pooling_is_an_average():
     network = timm.create_model("mavit_nano", global_pool="fast").double().eval()
-    assert_same(stream(network, images(64, 70), rows=32).logits, network(images(64, 70)).detach())
+    assert_same(run_in_strips(network, images(64, 70), rows=32).logits, network(images(64, 70)).detach())
 
 
 @pytest.mark.parametrize(
@@ -430,12 +430,12 @@ def test_bands_that_are_no_colours(tmp_path, pixels, readable):
     interpretation = colour if changed.shape[2] < 9 else "multiband"
     pyvips.Image.new_from_array(changed, interpretation=interpretation).write_to_file(file)
     if readable:
-        assert_close(stream(network, file).logits, stream(network, colours).logits)
+        assert_close(run_in_strips(network, file).logits, run_in_strips(network, colours).logits)
     else:
         with pytest.raises(
             ValueError, match=r"image.tif has \d bands of the format .*, expected grey or RGB of 8 or 16"
         ):
-            stream(network, file)
+            run_in_strips(network, file)
 
 
 @pytest.mark.parametrize("ending", ["tif", "jpg", "png", "webp", "gif", "avif", "bmp", "tga", "jp2"])
@@ -465,14 +465,14 @@ def test_grey_networks_read_grey(tmp_path, with_vips, monkeypatch):
     pyvips.Image.new_from_array(pixels).write_to_file(file)
     if not with_vips:
         monkeypatch.setitem(sys.modules, "pyvips", None)
-    assert_close(stream(network, file).logits, stream(network, pixels).logits)
+    assert_close(run_in_strips(network, file).logits, run_in_strips(network, pixels).logits)
 
 
 def test_without_libvips_the_sentence_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyvips", None)
     (tmp_path / "image.xyz").write_bytes(b"of a format that Pillow does not know")
     with pytest.raises(ValueError, match=r"replace or remove the file, or install pyvips.*'linvit\[stream\]'`\.$"):
-        stream(timm.create_model("mavit_nano").eval(), tmp_path / "image.xyz")
+        run_in_strips(timm.create_model("mavit_nano").eval(), tmp_path / "image.xyz")
 
 
 @pytest.mark.parametrize("name", ["image.tif", "image.png"])
@@ -481,7 +481,7 @@ def test_damaged_files(tmp_path, name):
     network = timm.create_model("mavit_nano").eval()
     (tmp_path / name).write_bytes(b"II*\0" + bytes(40))
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a readable image (")):
-        stream(network, tmp_path / name)
+        run_in_strips(network, tmp_path / name)
 
 
 def test_a_damaged_tile(tmp_path):
@@ -494,15 +494,15 @@ def test_a_damaged_tile(tmp_path):
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes(2_000) + content[middle + 2_000 :])
     with pytest.raises(ValueError, match=r"The rows .* of .*image.tif cannot be read .*: replace the file"):
-        stream(network, file, rows=32, spill=tmp_path / "spill")
+        run_in_strips(network, file, rows=32, spill=tmp_path / "spill")
     file.write_bytes(content)
-    assert_close(stream(network, file, rows=32).logits, stream(network, pixels).logits)
+    assert_close(run_in_strips(network, file, rows=32).logits, run_in_strips(network, pixels).logits)
 
 
 def test_a_network_is_unchanged_afterwards():
     network, x = created("mavit_nano"), images(64, 64)
     before = network(x).detach()
     with pytest.raises(KeyboardInterrupt):
-        stream(network, Lazy(x, left=6), rows=1)
+        run_in_strips(network, Lazy(x, left=6), rows=1)
     assert torch.equal(network(x), before)
-    assert linvit.stream is stream
+    assert linvit.run_in_strips is run_in_strips

@@ -13,10 +13,10 @@ from tiny_study import write_recipes
 from linvit.data.source import Source
 from linvit.environment import describe
 from linvit.files import write_csv
+from linvit.runs.folder import RunStoppedError, read_curves
 from linvit.studies import pool
 from linvit.studies.ledger import Ledger, digest
 from linvit.studies.pool import Training, complete, last_measures, run_all
-from linvit.tasks.checkpoints import RunStoppedError, read_curves
 
 
 def training_of(recipes, folder, *overrides):

@@ -7,11 +7,15 @@ from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import nn
 
-from linvit.runs.tasks import TASKS
+from linvit.runs import ClassificationRun
 from linvit.tasks.optimization import Optimizer, Schedule
 
 NANO = {"name": "ravlt_nano"}
-classification = TASKS["classification"].build
+
+
+def classification(model, num_classes, channels=3, **settings):
+    network = ClassificationRun.create_network(model, num_classes, channels)
+    return ClassificationRun.create_task(network, num_classes, channels, **settings)
 
 
 def test_network_takes_its_head_and_stem_from_the_data():

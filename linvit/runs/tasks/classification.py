@@ -1,72 +1,130 @@
 """Runs of image classification."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DataLoader, Dataset
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from linvit.analysis import answer_figures as figures
-from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
-from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.images.cifar import Cifar
 from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
 from linvit.errors import SettingError
+from linvit.files import check_writable, user_path
 from linvit.ranges import Count
-from linvit.runs.classifiers import ClassifierSpec, most_probable
+from linvit.released import check_target
+from linvit.runs.classifiers import ClassifierRun, most_probable
+from linvit.runs.evaluate import Measures
+from linvit.runs.hub_folder import write_hub_folder
+from linvit.runs.images import as_list
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
-from linvit.runs.rows import in_processes, share
-from linvit.runs.spec import Section
+from linvit.runs.pushing import Pushed, check_access, check_repository, upload
+from linvit.runs.report import Section, answer_sections
+from linvit.runs.rows import SharedRows, in_processes, share
+from linvit.runs.run import checked
+from linvit.runs.weight_file import PLACES, Origin, origin_of, write_weight_file
 from linvit.tasks.classification import Classification
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
-
-PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
-MATRIX_CLASSES = 30  # a confusion matrix of more is not readable
 
 logger = logging.getLogger(__name__)
 
 
-class ClassificationSpec(ClassifierSpec):
-    """Classification with timm networks: one class per image."""
+class ClassificationRun(ClassifierRun):
+    """A run of a timm network that gives every image one class."""
 
-    name = "classification"
-    task = Classification
+    task_name = "classification"
+    task_class = Classification
     sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "cifar": Cifar, "timm": TimmImages}
     folder_source = "imagefolder"
     stored_facts: ClassVar = {"split_digest": str | None}
 
-    def stored(self, source: Source) -> dict[str, Any]:
+    @classmethod
+    def facts_to_store(cls, source: Source) -> dict[str, Any]:
         """A digest of the files held out of a folder that has no split of its own."""
         return {"split_digest": source.digest()} if isinstance(source, ImageFolder) else {}
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
         root = stored.get("root")
-        if "root" in given:
+        if "root" in changes:
             stored = {key: value for key, value in stored.items() if key != "class_names"}
         if name == "digits":
-            about = run.preprocessing
+            about = self.preprocessing
             stored = {"size": about.size[0], "channels": about.channels} | stored
-        source = self.create_source(name, stored | given)
-        if isinstance(source, ImageFolder) and "held_out" not in given:
-            _hold_out_the_same(run, source, root)
-        _match_classes(run, source)
-        return prepared_for(run, source, given)
+        source = self.create_source(name, stored | changes)
+        if isinstance(source, ImageFolder) and "held_out" not in changes:
+            self._hold_out_the_same(source, root)
+        self._match_classes(source)
+        return prepared_for(self, source, changes)
 
+    def _hold_out_the_same(self, source: ImageFolder, trained_on: str | None) -> None:
+        """Evaluates on files unseen in training: the held-out ones of the run's folder, or all of another one."""
+        before = self.stored.get("split_digest")
+        if before is not None and source.digest() == before:
+            return
+        if before is None or trained_on is None or source.root.resolve() != Path(trained_on).resolve():
+            source.held_out = 1
+        else:
+            logger.warning(
+                "The images in %s have changed since the run was trained: some that are held out now may have been used"
+                " for training.",
+                source.root,
+            )
+
+    def _match_classes(self, source: Source) -> None:
+        """Maps a folder's classes to the network's order; for released weights, sorted folders are the class indices.
+
+        Folders named by numbers (ImageNet-V2) that are not class names of the network are its class indices.
+        """
+        classes, folders = self.class_names, source.class_names
+        numbered = all(name.isdecimal() and int(name) < len(classes) for name in folders)
+        if numbered and (self.recipe is None or not set(folders) <= set(classes)):
+            names = {int(name): name for name in folders}
+            source.class_names = [names.get(index, str(index)) for index in range(len(classes))]
+            return
+        if self.recipe is None:
+            if len(classes) != len(folders):
+                raise ValueError(
+                    f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the"
+                    " classes of the network."
+                )
+            return
+        unknown = [name for name in folders if name not in classes]
+        if unknown:
+            raise ValueError(
+                f"The data has the class {unknown[0]!r}, but the network knows {', '.join(classes[:5])}"
+                f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network."
+            )
+        source.class_names = classes
+
+    @checked
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        *,
+        processes: Count = 1,
+        **overrides: Any,
+    ) -> Measures:
+        """Loss, top-1 and top-5 over all held-out images.
+
+        Args:
+            data, overrides: see `source`.
+            progress: show a progress bar in the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
+            processes: number of processes that are started to share the rows of every image, see `linvit.parallel`.
+        """
+        if processes == 1:
+            return super().evaluate(data, progress, trainer, **overrides)
+        return in_processes(processes, _evaluate_sharing_rows, self, data, progress, trainer, overrides)
+
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         topk: Count = 5,
         weights: str | None = None,
@@ -75,184 +133,149 @@ class ClassificationSpec(ClassifierSpec):
         strips: Mapping[str, Any] | None = None,
         processes: Count = 1,
     ) -> Predictions[ClassPrediction]:
-        """A ClassPrediction for each image.
+        """A ClassPrediction for each image, with `to_csv`, `to_json` and `save`.
 
         Args:
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); folders are
+                searched.
             topk: number of classes.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .csv or .json file to write as well.
+            progress: show a progress bar.
+            strips: a dictionary, even an empty one, reads every image at its own size and strip by strip, on the CPU;
+                its entries are rows, memory, spill and progress of `linvit.run_in_strips`.
             processes: number of processes that are started to share the rows of every image, see `linvit.parallel`.
-            weights, output, progress, strips: see Run.predict; output is a .csv or .json file.
+
+        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
+        `unreadable` of the result.
         """
+        inputs = as_list(inputs)
         if processes == 1:
-            return self.predict_each(run, inputs, most_probable(topk), weights, output, progress, strips)
+            return self.predict_each(inputs, most_probable(topk), weights, output, progress, strips)
         if strips is not None:
             raise SettingError(
                 "`strips` reads images in one process, but `processes` is several: leave one of them out."
             )
         path = None if output is None else check_output(output)
-        predictions = in_processes(processes, _predict_sharing_rows, run, inputs, topk, weights)
+        predictions = in_processes(processes, _predict_sharing_rows, self, inputs, topk, weights)
         if path:
             predictions.save(path)
         return predictions
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
-        answers = answers_of(run, source)
-        return [
-            ("Accuracy per class", _accuracies(answers)),
-            ("Precision, recall and F1 per class", _per_class(answers)),
-            ("Most confused classes", _confused(answers, source)),
-            ("Calibration", _calibration(answers)),
-        ]
+    def sections(self, source: Source) -> list[Section]:
+        return answer_sections(self, source)
+
+    @checked
+    def save_weights(
+        self,
+        path: str | Path,
+        *,
+        half: bool = False,
+        note: str | None = None,
+        license: str | None = None,
+        measures: Measures | None = None,
+        progress: bool = False,
+        **overrides: Any,
+    ) -> Path:
+        """Writes the weights to a file that timm reads, and its model card next to it, as .md.
+
+        Args:
+            path: the file, ending in .safetensors; existing files are replaced.
+            half: round the weights to float16, which halves the file.
+            note: a sentence about data or limits, for header and card.
+            license: of the weights, in the notation of the Hugging Face hub, such as "apache-2.0"; None names none.
+            measures: of these weights on the same data; by default they are evaluated here, as rounded.
+            progress: show a progress bar.
+            overrides: root, batch_size or num_workers, if the run's data have moved, see `source`.
+
+        Returns:
+            The file's path. The moving average of the weights is written if there is one.
+
+        Raises:
+            ValueError: for a run without recipe, another ending, weights too large for float16, other settings of the
+                data, and as `source`.
+            FileNotFoundError: if the folder does not exist.
+        """
+        target = check_target(path)
+        return write_weight_file(self._origin(half, note, license, measures, progress, overrides), target)
+
+    @checked
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        folder: str | Path | None = None,
+        dry_run: bool = False,
+        public: bool = False,
+        note: str | None = None,
+        license: str | None = None,
+        measures: Measures | None = None,
+        progress: bool = False,
+        **overrides: Any,
+    ) -> Pushed:
+        """Writes the run to a folder as on the Hugging Face hub, and uploads it.
+
+        The folder has the weights (float32, the moving average if there is one), timm's config.json, the model card,
+        the recipe without paths, the training curves, and a file for transformers' `trust_remote_code`.
+
+        Args:
+            repository: the name on the hub, as user/name. It is created if it does not exist.
+            folder: to write the files to; default: hub in the run's folder. Files of these names are replaced.
+            dry_run: only write the folder; nothing is sent and no account is needed.
+            public: everybody can read the repository; by default only its owner can.
+            note, license, measures, progress, overrides: see `save_weights`.
+
+        Raises:
+            ValueError: for a name that is not user/name, a run without recipe, weights or data, an account that may not
+                write there, and a repository that is public although `public` is not set, or private although it is.
+            ConnectionError: if the hub cannot be reached; the folder remains.
+        """
+        check_repository(repository)
+        if not dry_run:
+            check_access(repository, public)
+        target = self.folder / "hub" if folder is None else user_path(folder)
+        check_writable(target)
+        origin = self._origin(False, note, license, measures, progress, overrides)
+        files = write_hub_folder(origin, target, repository)
+        return Pushed(target, files, None if dry_run else upload(target, files, repository, public))
+
+    def _origin(
+        self,
+        half: bool,
+        note: str | None,
+        license: str | None,
+        measures: Measures | None,
+        progress: bool,
+        overrides: dict[str, Any],
+    ) -> Origin:
+        """What the model card says about these weights."""
+        for name in overrides.keys() - PLACES:
+            raise SettingError(
+                f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers`"
+                " may change, leave it out."
+            )
+        if self.recipe is None:
+            raise ValueError(
+                f"{self.name} comes without a recipe, expected a run of classification that `linvit train` made: give"
+                " one."
+            )
+        return origin_of(self, self.source(**overrides), half, note, license, measures, progress)
 
 
-SPEC = ClassificationSpec()
+def _evaluate_sharing_rows(
+    mesh: DeviceMesh,
+    run: ClassificationRun,
+    data: str | Path | None,
+    progress: bool,
+    trainer: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+) -> Measures:
+    settings = {**(trainer or {}), "callbacks": [SharedRows(mesh.size(), mesh)]}
+    return run.evaluate(data, progress and mesh.get_local_rank() == 0, settings, **overrides)
 
 
 def _predict_sharing_rows(
-    mesh: DeviceMesh, run: "Run", inputs: Sequence[Any], topk: int, weights: str | None
+    mesh: DeviceMesh, run: ClassificationRun, inputs: list[Any], topk: int, weights: str | None
 ) -> Predictions[ClassPrediction]:
     share(run.placed_network(weights)[0], mesh)
-    return SPEC.predict(run, inputs, topk=topk, weights=weights)
-
-
-def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) -> None:
-    """Evaluates on files unseen in training: the held-out ones of the run's folder, or all files of another one."""
-    before = run.stored.get("split_digest")
-    if before is not None and source.digest() == before:
-        return
-    if before is None or trained_on is None or source.root.resolve() != Path(trained_on).resolve():
-        source.held_out = 1
-    else:
-        logger.warning(
-            "The images in %s have changed since the run was trained: some that are held out now may have been used"
-            " for training.",
-            source.root,
-        )
-
-
-def _match_classes(run: "Run", source: Source) -> None:
-    """Maps a folder's classes to the network's order; for released weights, sorted folders are the class indices.
-
-    Folders named by numbers (ImageNet-V2) that are not class names of the network are its class indices.
-    """
-    classes, folders = run.class_names, source.class_names
-    numbered = all(name.isdecimal() and int(name) < len(classes) for name in folders)
-    if numbered and (run.recipe is None or not set(folders) <= set(classes)):
-        names = {int(name): name for name in folders}
-        source.class_names = [names.get(index, str(index)) for index in range(len(classes))]
-        return
-    if run.recipe is None:
-        if len(classes) != len(folders):
-            raise ValueError(
-                f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the"
-                " classes of the network."
-            )
-        return
-    unknown = [name for name in folders if name not in classes]
-    if unknown:
-        raise ValueError(
-            f"The data has the class {unknown[0]!r}, but the network knows {', '.join(classes[:5])}"
-            f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network."
-        )
-    source.class_names = classes
-
-
-class _Numbered(Dataset[Any]):
-    """Adds the index to each target, to find its image again; sentences on unreadable images pass unchanged."""
-
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> Any:
-        item = self.dataset[index]
-        return item if isinstance(item, str) else (item[0], torch.tensor([int(item[1]), index]))
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-
-@torch.inference_mode()
-def answers_of(run: "Run", source: Source) -> Answers:
-    """The network's predictions for all readable validation images; raises ValueError if there are none."""
-    network, device = run.placed_network()
-    loader = source.val_dataloader()
-    numbered = DataLoader(
-        _Numbered(loader.dataset),
-        batch_sampler=loader.batch_sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-    )
-    batches: list[tuple[Tensor, ...]] = []
-    for images, targets, _ in numbered:
-        if images is not None:
-            confidences, predictions = network(images.to(device)).float().softmax(-1).max(-1)
-            batches.append((targets[:, 1], targets[:, 0], predictions.cpu(), confidences.cpu()))
-    if not batches:
-        raise ValueError("The data contains no readable image: choose other data.")
-    indices, targets, predictions, confidences = (torch.cat(column) for column in zip(*batches, strict=True))
-    return Answers(indices, targets, predictions, confidences, source.class_names)
-
-
-def _accuracies(answers: Answers) -> Sequence[str]:
-    accuracy, counts = per_class(answers)
-    known = accuracy[counts > 0]
-    words = f"Mean over classes {100 * known.mean():.2f} %, lowest {100 * known.min():.2f} %."
-    return [figure_image(figures.class_accuracies(answers), "accuracy per class"), paragraph(words)]
-
-
-def _per_class(answers: Answers) -> Sequence[str]:
-    names = answers.class_names
-    confusion = multiclass_confusion_matrix(answers.predictions, answers.targets, len(names))
-    right, images, answered = confusion.diag(), confusion.sum(1), confusion.sum(0)
-    f1 = 2 * right / (images + answered)  # NaN if a class has no image and is never predicted
-    rows = [
-        {
-            "class": names[place],
-            "images": f"{int(images[place]):,}",
-            "precision": _percent(right[place] / answered[place]),
-            "recall": _percent(right[place] / images[place]),
-            "F1": _percent(f1[place]),
-        }
-        for place in f1.argsort(stable=True).tolist()
-    ]
-    words = f"Mean F1 over the classes (macro) {_percent(f1.nanmean())}; the lowest are at the top."
-    parts = [table(rows), paragraph(words)]
-    if len(names) <= MATRIX_CLASSES:
-        matrix = figures.confusion_matrix(confusion, names, "images")
-        parts.append(figure_image(matrix, "images of each true class by predicted class"))
-    return parts
-
-
-def _percent(share: Tensor) -> str:
-    return "–" if share.isnan() else f"{100 * share:.2f} %"
-
-
-def _confused(answers: Answers, source: Source) -> Sequence[str]:
-    pairs = confused_pairs(answers, PAIRS, EXAMPLES)
-    wrong = int((~answers.right).sum())
-    if not pairs:
-        return [paragraph(f"None: all {len(answers.targets):,} images are classified correctly.")]
-    rows = [
-        {
-            "true": answers.class_names[pair.true],
-            "predicted": answers.class_names[pair.answered],
-            "images": pair.count,
-            "of the class": f"{100 * pair.share:.1f} %",
-        }
-        for pair in pairs
-    ]
-    dataset = source.val_set()
-    shown = figures.confused_images(
-        answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
-    )
-    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table shows the most frequent pairs."
-    confident = paragraph("Their most confident mistakes:")
-    return [paragraph(words), table(rows), confident, figure_image(shown, "misclassified images")]
-
-
-def _calibration(answers: Answers) -> Sequence[str]:
-    confidence, error = answers.confidences.mean().item(), expected_calibration_error(answers)
-    words = (
-        f"Expected calibration error {100 * error:.2f} % ({BINS} bins of equal width). Mean confidence"
-        f" {100 * confidence:.2f} %, accuracy {100 * answers.right.double().mean():.2f} %."
-    )
-    return [figure_image(figures.calibration_curve(answers), "accuracy against confidence"), paragraph(words)]
+    return run.predict(inputs, topk=topk, weights=weights)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,41 +28,41 @@ from linvit.ranges import Amount, Share
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
-    DenseSpec,
+    DenseRun,
     Saver,
     at_once,
     displayed,
     save_pixels,
     truth_and_answer,
 )
+from linvit.runs.images import as_list
 from linvit.runs.predictions import ObjectPrediction, untaken_name
-from linvit.runs.spec import Section
+from linvit.runs.report import Section
+from linvit.runs.run import checked
 from linvit.tasks.detection import Detection, average_precision_by_class
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 THRESHOLD = 0.5
 SHAPES = {"box": "boxes", "mask": "masks"}
 
 
-class DetectionSpec(DenseSpec):
-    """Object detection, with masks if the framework predicts them."""
+class DetectionRun(DenseRun):
+    """A run of a detector, with masks if the framework predicts them."""
 
-    name = "detection"
-    task = Detection
+    task_name = "detection"
+    task_class = Detection
     sources: ClassVar = {"coco": Coco, "voc": Voc, "yolo": Yolo, "instance_masks": InstanceMasks}
     folder_source = "coco"
     frameworks = DETECTORS
     stored_facts: ClassVar = {"category_ids": list[Amount]}
 
-    def stored(self, source: Source) -> dict[str, Any]:
+    @classmethod
+    def facts_to_store(cls, source: Source) -> dict[str, Any]:
         return {"category_ids": list(cast(ObjectSource, source).annotations("train").category_ids)}
 
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         threshold: Share = THRESHOLD,
         weights: str | None = None,
@@ -72,31 +72,51 @@ class DetectionSpec(DenseSpec):
         """An ObjectPrediction for each image, with everything the detector found in it.
 
         Args:
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); folders are
+                searched.
             threshold: lowest score of the objects that `table()` counts and that are drawn into the images of a folder.
             output: folder for predictions.json (COCO's format), results.json (its list of annotations alone, as
                 pycocotools' loadRes expects) and images with the objects drawn into them; each
                 image is written immediately and its masks are not kept in memory.
-            weights, progress: see Run.predict.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            progress: show a progress bar.
+
+        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
+        `unreadable` of the result.
         """
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:
-            return detected(network, image, name, size, run.class_names, threshold)
+            return detected(network, image, name, size, self.class_names, threshold)
 
         return self.predict_each(
-            run, inputs, predicted, lambda row: replace(row, masks=None), weights, output, progress
+            as_list(inputs), predicted, lambda row: replace(row, masks=None), weights, output, progress
         )
 
+    @property
+    def category_ids(self) -> list[int]:
+        """The category id of each class in COCO's format."""
+        return self.stored.get("category_ids") or list(range(1, len(self.class_names) + 1))
+
+    def _known_ids(self) -> dict[str, int]:
+        """The id of each validation image by its path, if the data of the run are there."""
+        with contextlib.suppress(ValueError, OSError):
+            data = self.source()
+            if isinstance(data, ObjectSource) and data.first_split() == "val":
+                folder, images = data.folder("val"), data.annotations("val").images
+                return {os.path.realpath(folder / image["file_name"]): image["id"] for image in images}
+        return {}
+
     @contextlib.contextmanager
-    def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], Any]]:
+    def json_writer(self, path: Path) -> Iterator[Callable[[ObjectPrediction], Any]]:
         """Writes COCO's JSON one prediction at a time; the file appears when it is complete."""
-        ids = category_ids(run)
+        ids = self.category_ids
         images: list[dict[str, Any]] = []
-        known = _known_ids(run)
+        known = self._known_ids()
         count = 0
         head = {
-            "info": {"description": f"Detections of {run.path}"},
+            "info": {"description": f"Detections of {self.path}"},
             "licenses": [],
-            "categories": [{"id": key, "name": name} for key, name in zip(ids, run.class_names, strict=True)],
+            "categories": [{"id": key, "name": name} for key, name in zip(ids, self.class_names, strict=True)],
         }
         unusual = "backslashreplace"  # bytes of names that are not UTF-8 become escapes of JSON
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", errors=unusual) as file:
@@ -117,24 +137,24 @@ class DetectionSpec(DenseSpec):
             file.write(f'], "images": {json.dumps(images, ensure_ascii=False)}}}')
 
     @contextlib.contextmanager
-    def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
+    def save_one_by_one(self, folder: Path) -> Iterator[Saver]:
         taken: set[str] = set()
         listed = replacing(folder / "results.json")
-        with self.json_writer(run, folder / "predictions.json") as write, listed as path, path.open("w") as results:
+        with self.json_writer(folder / "predictions.json") as write, listed as path, path.open("w") as results:
             results.write("[")
 
             def save(row: ObjectPrediction, image: Tensor) -> None:
                 for annotation in write(row):
                     results.write(", " * (results.tell() > 1) + json.dumps(annotation))
-                overlay = object_overlay(image, row, run.class_names)
+                overlay = object_overlay(image, row, self.class_names)
                 save_pixels(overlay, folder / OVERLAYS / f"{untaken_name(row.file, taken)}.jpg")
 
             yield save
             results.write("]")
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
-        network, device = run.placed_network()
-        data, task = cast(ObjectSource, source), cast(Detection, run.task)
+    def sections(self, source: Source) -> list[Section]:
+        network, device = self.placed_network()
+        data, task = cast(ObjectSource, source), cast(Detection, self.task)
         rows: list[dict[str, Any]] = []
         image_ids: list[int] = []
         with torch.inference_mode():
@@ -147,25 +167,7 @@ class DetectionSpec(DenseSpec):
             values = average_precision_by_class(truth, rows, image_ids, overlap)
             sections.append((f"Average precision of {SHAPES[shape]} per class", _per_class(values, source)))
         words = f"the prediction on the right, objects with a score of {100 * THRESHOLD:g} % or more"
-        return [*sections, truth_and_answer(run, source, _truth_and_answer, words)]
-
-
-SPEC = DetectionSpec()
-
-
-def category_ids(run: "Run") -> list[int]:
-    """The category id of each class in COCO's format."""
-    return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))
-
-
-def _known_ids(run: "Run") -> dict[str, int]:
-    """The id of each validation image by its path, if the data of the run are there."""
-    with contextlib.suppress(ValueError, OSError):
-        data = run.source()
-        if isinstance(data, ObjectSource) and data.first_split() == "val":
-            folder, images = data.folder("val"), data.annotations("val").images
-            return {os.path.realpath(folder / image["file_name"]): image["id"] for image in images}
-    return {}
+        return [*sections, truth_and_answer(self, source, _truth_and_answer, words)]
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -23,13 +23,11 @@ from linvit.models.dit import DiT
 from linvit.models.published import FLOPS, ROWS
 from linvit.models.registry import create
 from linvit.ranges import Amount, Count, Range, Some
-from linvit.runs.named import NamedSpec
-from linvit.runs.spec import Section, Subject
+from linvit.runs.analyze import ImageRun, Subject
+from linvit.runs.report import Section
+from linvit.runs.run import NamedRun, checked
 from linvit.tasks.diffusion import Diffusion
 from linvit.tasks.sampling import TRAIN_STEPS, sample
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 BATCH = 128
 SMALLEST = 48  # pixels of an image in the grid: smaller ones are enlarged, pixel by pixel
@@ -81,26 +79,25 @@ class GeneratedImages:
                 np.savez(file, arr_0=pixels, labels=self.labels.numpy())
 
 
-class DiffusionSpec(NamedSpec):
-    """Class-conditional image generation with DiTs, on pixels or latents."""
+class DiffusionRun(NamedRun, ImageRun):
+    """A run of a DiT, which generates images of classes, on pixels or latents."""
 
-    name = "diffusion"
-    task = Diffusion
+    task_name = "diffusion"
+    task_class = Diffusion
     sources: ClassVar = {"digit_images": DigitImages, "cifar_images": CifarImages, "latents": Latents}
     folder_source = "latents"
-    preprocessing = GenerationPreprocessing
+    preprocessing_class = GenerationPreprocessing
     kept = ("class_dropout", "generates", "sampler", "steps", "clips", "classifier")
     family = "generation"
-    instead_of_predict = "use `generate` instead"
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        if name == "latents" and run.preprocessing.decoder is None:
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        if name == "latents" and self.preprocessing.decoder is None:
             raise SettingError("`root` is a folder, but this run was trained on the built-in digits: leave it out.")
-        return super().open_source(run, name, stored, given)
+        return super().open_source(name, stored, changes)
 
+    @checked
     def generate(
         self,
-        run: "Run",
         *,
         classes: Annotated[Sequence[str | int], Some()] | None = None,
         count: Count = 8,
@@ -126,16 +123,16 @@ class DiffusionSpec(NamedSpec):
             output: a .png or .npz file to write as well.
         """
         path = None if output is None else check_image_output(output)
-        if guidance != 1 and not cast(Diffusion, run.task).class_dropout:
+        if guidance != 1 and not cast(Diffusion, self.task).class_dropout:
             raise SettingError(
                 f"`guidance` is {guidance:g}, but this network was trained with `task.class_dropout=0`, so it never"
                 " generated without a class: leave `guidance` out, or train with `task.class_dropout=0.1`."
             )
-        network, device = run.placed_network(weights)
-        wanted = range(len(run.class_names)) if classes is None else classes
-        labels = torch.tensor([_class_number(name, run.class_names) for name in wanted]).repeat_interleave(count)
-        autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
-        images, clips = [], cast(Diffusion, run.task).clips
+        network, device = self.placed_network(weights)
+        wanted = range(len(self.class_names)) if classes is None else classes
+        labels = torch.tensor([_class_number(name, self.class_names) for name in wanted]).repeat_interleave(count)
+        autoencoder = _known_autoencoder(self.preprocessing, autoencoder)
+        images, clips = [], cast(Diffusion, self.task).clips
         for number, batch in enumerate(labels.split(BATCH)):
             # a seed of its own for each batch, which no neighbouring seed of a call repeats
             batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
@@ -144,17 +141,17 @@ class DiffusionSpec(NamedSpec):
                 raise SettingError(
                     "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
                 )
-            values = run.preprocessing.values(sampled.float())
+            values = self.preprocessing.values(sampled.float())
             if autoencoder:
                 values = decoded(values, autoencoder)
             images.append((values * 255).round().to(torch.uint8).cpu())
-        generated = GeneratedImages(torch.cat(images), labels, run.class_names, count)
+        generated = GeneratedImages(torch.cat(images), labels, self.class_names, count)
         if path:
             generated.save(path)
         return generated
 
-    def subject(self, run: "Run") -> Subject:
-        noise_loss = cast(Diffusion, run.task).noise_loss
+    def subject(self) -> Subject:
+        noise_loss = cast(Diffusion, self.task).noise_loss
 
         def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
             times = torch.full((len(images),), ANALYZED_TIME)
@@ -162,15 +159,15 @@ class DiffusionSpec(NamedSpec):
             return noise_loss.noised(images, times, noise), times, labels
 
         note = f" at time {ANALYZED_TIME} of {TRAIN_STEPS:,}, with the class of each image"
-        return Subject(run.network, inputs, lambda image: _displayed(run.preprocessing, image), None, note)
+        return Subject(self.network, inputs, lambda image: _displayed(self.preprocessing, image), None, note)
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
+    def sections(self, source: Source) -> list[Section]:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8.0, 6.5), layout="constrained")
-        guidances = GUIDANCES[: 2 if cast(Diffusion, run.task).class_dropout else 1]
+        guidances = GUIDANCES[: 2 if cast(Diffusion, self.task).class_dropout else 1]
         for axes, guidance in zip(figure.subplots(1, len(guidances), squeeze=False)[0], guidances, strict=True):
-            shown = self.generate(run, classes=run.class_names[:CLASSES], count=COUNT, guidance=guidance)
+            shown = self.generate(classes=self.class_names[:CLASSES], count=COUNT, guidance=guidance)
             axes.imshow(np.asarray(shown.grid()))
             axes.set_title(f"guidance {guidance:g}")
             axes.set_axis_off()
@@ -184,7 +181,8 @@ class DiffusionSpec(NamedSpec):
         " we do not know whether one of these rows is that network."
     )
 
-    def listing(self) -> Iterator[dict[str, Any]]:
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
         """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs and macs_attention (layers and
         attention products of one forward pass), published_macs (billions or None)."""
         for variant, arguments in VARIANTS.items():
@@ -198,9 +196,6 @@ class DiffusionSpec(NamedSpec):
                 row = PUBLISHED.get((variant, mechanism))
                 published = {"published_macs": row.values[FLOPS] if row else None}
                 yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
-
-
-SPEC = DiffusionSpec()
 
 
 def check_image_output(path: str | Path) -> Path:

@@ -1,70 +1,153 @@
-"""Runs of language models."""
+"""Runs of decoders: language models, and networks trained on synthetic sequences."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from linvit.analysis.report import paragraph, preformatted
+from linvit.analysis.figures import WIDTH, subplots
+from linvit.analysis.report import figure_image, paragraph, preformatted, table
 from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
+from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Tokenizer, decoded_after
 from linvit.errors import SettingError
-from linvit.models.sequence import Decoder, generate
-from linvit.ranges import Count, Range
-from linvit.runs.decoders import DecoderSpec
-from linvit.runs.spec import Section, check_options
-from linvit.tasks.language import Language
+from linvit.layers.mechanisms import at
+from linvit.models.registry import create
+from linvit.models.sequence import SIZES, Decoder, DecoderCache, generate
+from linvit.ranges import Count, Range, check_names
+from linvit.runs.evaluate import HarnessMeasures, Measures
+from linvit.runs.report import Section
+from linvit.runs.run import NamedRun, checked
+from linvit.tasks.language import IGNORED, Language
+from linvit.tasks.language import Recall as RecallTask
 
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
-
+VOCABULARIES = {"sequence_nano": 257, "sequence_340m": 32_000}
+CONTEXT = 2048
+POINTS = 32
+READ, PIECE = 256, 37  # tokens
 PROMPTS = ("", "def ", "import ")
 LENGTH, TEMPERATURE, TOP_P = 300, 0.8, 0.95
 
 
-class LanguageSpec(DecoderSpec):
-    """Language modelling with decoders."""
+class DecoderRun(NamedRun):
+    """A run of a token decoder."""
 
-    name = "language"
-    task = Language
+    family = "sequence"
+    names_classes = False
+    listing_caption = (
+        f"memory: cache of one sequence after {CONTEXT:,} tokens, float32; for softmax it grows with the tokens"
+    )
+
+    def facts(self, source: Source) -> tuple[str, ...]:
+        return (f"data: {cast(RecallPreprocessing, source.preprocessing).corpus}",)
+
+    def sections(self, source: Source) -> list[Section]:
+        placed, device = self.placed_network()
+        network = cast(Decoder, placed)
+        figure = position_figure(*bits_by_position(network, source, device))
+        by_position = "Bits per token by position", [figure_image(figure, "bits per token by position in the row")]
+        if not isinstance(network, Decoder):
+            return [by_position]  # an exported file has one form
+        tokens = next(iter(source.val_dataloader()))[0][:1, :READ].to(device)
+        rows = []
+        for dtype in (torch.float32, torch.float64):
+            differences = distances(deepcopy(network).to(dtype), tokens)
+            arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
+            rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
+        words = (
+            "Largest difference of a logit from a single pass over the row, relative to the largest logit; one"
+            " document."
+        )
+        return [by_position, ("The same row, computed in other ways", [table(rows), paragraph(words)])]
+
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
+        """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
+        CONTEXT tokens, float32), grows (whether this depends on the tokens)."""
+        for name in SIZES:
+            for mechanism, entry in at("sequences").items():
+                memory = DecoderCache()
+                with torch.device("meta"):
+                    network = create(name, VOCABULARIES[name], mechanism=mechanism)
+                    cast(Decoder, network).read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
+                yield {
+                    "name": name,
+                    "mechanism": mechanism,
+                    "vocabulary": VOCABULARIES[name],
+                    "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                    "memory": memory.num_bytes(),
+                    "grows": entry.axes is None,
+                }
+
+
+class LanguageRun(DecoderRun):
+    """A run of a language model."""
+
+    task_name = "language"
+    task_class = Language
     sources: ClassVar = {"stdlib": Stdlib, "textfolder": TextFolder, "huggingface": HuggingFaceText}
     folder_source = "textfolder"
-    preprocessing = TextPreprocessing
+    preprocessing_class = TextPreprocessing
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        trained_on = (run.recipe or {}).get("data") or {}
-        read = {key: getattr(run.preprocessing, key) for key in ("tokenizer", "separator", "context")}
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        trained_on = (self.recipe or {}).get("data") or {}
+        read = {key: getattr(self.preprocessing, key) for key in ("tokenizer", "separator", "context")}
         read |= {key: trained_on[key] for key in ("keeps_apart",) if key in trained_on}
-        if name == "textfolder" and "root" in given:
+        if name == "textfolder" and "root" in changes:
             stored = stored | {"held_out": 1.0}
-        return self.create_source(name, read | stored | given)
+        return self.create_source(name, read | stored | changes)
 
-    def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
-        """As for every task; with `tasks`, runs tasks of EleutherAI's lm-evaluation-harness with the options
+    @checked
+    def evaluate(  # type: ignore[override] # tasks of the harness have measures of their own
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        *,
+        tasks: Sequence[str] | None = None,
+        task_data: str | Path | None = None,
+        include: str | Path | None = None,
+        limit: Count | None = None,
+        **overrides: Any,
+    ) -> Measures | HarnessMeasures:
+        """Loss and bits of the held-out text, or with `tasks` their measures in EleutherAI's lm-evaluation-harness.
 
-        task_data: folder with the tasks' data, instead of downloading it. include: folder with your own tasks, used
-        instead of the harness's. limit: items per task. batch_size: texts per batch. weights: "raw" or "ema".
+        Args:
+            data, overrides: see `source`; with `tasks`, overrides are batch_size (texts per batch, 16) and weights
+                ("raw" or "ema").
+            progress: show a progress bar in the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
+            tasks: names of tasks, tags or groups of the harness.
+            task_data: folder with the tasks' data, instead of downloading it.
+            include: folder with your own tasks, used instead of the harness's.
+            limit: items per task.
         """
-        if options.get("tasks") is None:
-            for name in ("task_data", "include", "limit"):
-                if name in options:
+        if tasks is None:
+            for name, value in {"task_data": task_data, "include": include, "limit": limit}.items():
+                if value is not None:
                     raise SettingError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
-            return super().evaluate(run, data, progress, trainer, **options)
-        from linvit.runs.harness import evaluate_tasks
+            return super().evaluate(data, progress, trainer, **overrides)
+        from linvit.runs.harness import evaluate_tasks  # the harness, which most processes never need
 
         if data is not None:
             raise SettingError("`tasks` have their own data: leave `data` out.")
-        check_options(evaluate_tasks, self.name, options)
-        return evaluate_tasks(run, progress=progress, **options)
+        check_names("option of tasks", overrides, ("batch_size", "weights"))
+        return evaluate_tasks(
+            self, tasks=tasks, task_data=task_data, include=include, limit=limit, progress=progress, **overrides
+        )
 
+    @checked
     def generate(
         self,
-        run: "Run",
         *,
         prompt: str = "",
         tokens: Count = 256,
@@ -84,8 +167,8 @@ class LanguageSpec(DecoderSpec):
             seed: random seed.
             weights: "raw" or "ema"; default: the moving average, if there is one.
         """
-        network, device = run.placed_network(weights)
-        tokenizer = run.preprocessing.open()
+        network, device = self.placed_network(weights)
+        tokenizer = self.preprocessing.open()
         try:
             start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
         except UnicodeEncodeError as error:
@@ -99,19 +182,29 @@ class LanguageSpec(DecoderSpec):
         )
         return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation, before))
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
+    def sections(self, source: Source) -> list[Section]:
         samples = []
         for seed, prompt in enumerate(PROMPTS):
-            text = "".join(
-                self.generate(run, prompt=prompt, tokens=LENGTH, temperature=TEMPERATURE, top_p=TOP_P, seed=seed)
-            )
+            text = "".join(self.generate(prompt=prompt, tokens=LENGTH, temperature=TEMPERATURE, top_p=TOP_P, seed=seed))
             begin = f"after {prompt!r}" if prompt else "from the start of a document"
             words = f"{begin}, temperature {TEMPERATURE}, top-p {TOP_P}, seed {seed}:"
             samples += [paragraph(words), preformatted(text)]
-        return [*super().sections(run, source), ("Generated text", samples)]
+        return [*super().sections(source), ("Generated text", samples)]
 
 
-SPEC = LanguageSpec()
+class RecallRun(DecoderRun):
+    """A run of a decoder trained on generated sequences, and measured on some of the tokens only."""
+
+    task_name = "recall"
+    task_class = RecallTask
+    sources: ClassVar = {"recall": Recall, "copy": Copy}
+    folder_source = "recall"
+    preprocessing_class = RecallPreprocessing
+
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        if "root" in changes:
+            raise SettingError("`root` is a folder, but the sequences of this run are synthetic: leave it out.")
+        return super().open_source(name, stored, changes)
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int], before: Sequence[int] = ()) -> Iterator[str]:
@@ -128,3 +221,50 @@ def pieces(tokenizer: Tokenizer, tokens: Iterator[int], before: Sequence[int] = 
             yield text
             shown, held = held, []
     yield decoded_after(tokenizer, shown, held)
+
+
+@torch.inference_mode()
+def bits_by_position(network: Decoder, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean bits per validation target at each position of a row, and their counts; both (context,)."""
+    bits = counts = torch.zeros(())
+    for tokens, targets in source.val_dataloader():
+        wanted = targets["targets"].to(device)
+        logits = network(tokens.to(device), targets["documents"].to(device)).float()
+        nats = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none")
+        bits = bits + nats.view_as(wanted).double().sum(0).cpu() / torch.log(torch.tensor(2.0))
+        counts = counts + (wanted != IGNORED).sum(0).cpu()
+    return bits / counts.clamp_min(1), counts
+
+
+def position_figure(bits: Tensor, counts: Tensor) -> Figure:
+    """Mean bits per token over the position in the row, averaged over neighbours, on a logarithmic axis."""
+    positions = torch.arange(1, len(bits) + 1)
+    edges = torch.logspace(0, torch.log10(torch.tensor(float(len(bits) + 1))), POINTS).round().unique()
+    middle, mean = [], []
+    for low, high in itertools.pairwise(edges.tolist()):
+        group = (counts > 0) & (positions >= low) & (positions < high)
+        if group.any():
+            weights = counts[group].double()
+            middle.append(float((positions[group] * weights).sum() / weights.sum()))
+            mean.append(float((bits[group] * weights).sum() / weights.sum()))
+    figure, axes = subplots((WIDTH, 3))
+    axes.plot(middle, mean, marker="o", color="#0072B2")
+    axes.set(xlabel="position in the row", ylabel="bits per token", xscale="log")
+    return figure
+
+
+@torch.inference_mode()
+def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
+    """Relative distance of the logits of tokens (1, tokens) from the chunked form, for other ways to compute them."""
+
+    def in_pieces(length: int) -> Tensor:
+        memory = DecoderCache()
+        return torch.cat([network.read(piece, memory) for piece in tokens.split(length, dim=1)], dim=1)
+
+    whole = network(tokens)
+    ways = {
+        "explicit matrix": network(tokens, form="matrix"),
+        f"in pieces of {PIECE} tokens": in_pieces(PIECE),
+        "token by token": in_pieces(1),
+    }
+    return {name: float((logits - whole).abs().max() / whole.abs().max()) for name, logits in ways.items()}

@@ -1,8 +1,8 @@
 """Runs of multi-label classification."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,34 +12,33 @@ from linvit.analysis.report import table
 from linvit.data.images.multilabel import MultiLabelImages
 from linvit.data.source import Source
 from linvit.ranges import Share
-from linvit.runs.classifiers import ClassifierSpec
+from linvit.runs.classifiers import ClassifierRun
+from linvit.runs.images import as_list
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
-from linvit.runs.spec import Section
+from linvit.runs.report import Section
+from linvit.runs.run import checked
 from linvit.tasks.multilabel import MultiLabel, by_class
 
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
+class MultiLabelRun(ClassifierRun):
+    """A run of a timm network that gives every image any number of classes."""
 
-class MultiLabelSpec(ClassifierSpec):
-    """Multi-label classification with timm networks: any number of classes per image."""
-
-    name = "multilabel"
-    task = MultiLabel
+    task_name = "multilabel"
+    task_class = MultiLabel
     sources: ClassVar = {"labelled": MultiLabelImages}
     folder_source = "labelled"
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        if "root" in given:
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        if "root" in changes:
             stored = {key: value for key, value in stored.items() if key != "labels"}
-        source = self.create_source(name, stored | {"class_names": run.class_names} | given)
-        return prepared_for(run, source, given)
+        source = self.create_source(name, stored | {"class_names": self.class_names} | changes)
+        return prepared_for(self, source, changes)
 
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         threshold: Share = 0.5,
         weights: str | None = None,
@@ -50,19 +49,28 @@ class MultiLabelSpec(ClassifierSpec):
         """A ClassPrediction for each image, possibly without classes.
 
         Args:
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); folders are
+                searched.
             threshold: lowest probability of the classes to name.
-            weights, output, progress, strips: see Run.predict; output is a .csv or .json file.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .csv or .json file to write as well.
+            progress: show a progress bar.
+            strips: a dictionary, even an empty one, reads every image at its own size and strip by strip, on the CPU;
+                its entries are rows, memory, spill and progress of `linvit.run_in_strips`.
+
+        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
+        `unreadable` of the result.
         """
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             probabilities, places = logits.sigmoid().sort(descending=True)
             return probabilities[probabilities >= threshold], places[probabilities >= threshold]
 
-        return self.predict_each(run, inputs, probable, weights, output, progress, strips)
+        return self.predict_each(as_list(inputs), probable, weights, output, progress, strips)
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
-        network, device = run.placed_network()
-        kept = MultiLabel(torch.nn.Identity(), len(run.class_names)).metrics["raw"]
+    def sections(self, source: Source) -> list[Section]:
+        network, device = self.placed_network()
+        kept = MultiLabel(torch.nn.Identity(), len(self.class_names)).metrics["raw"]
         metrics = cast(Mapping[str, Metric], kept)
         with torch.inference_mode():
             for images, targets in source.val_dataloader():
@@ -70,7 +78,7 @@ class MultiLabelSpec(ClassifierSpec):
                 metrics["precision"].update(probabilities, targets.int())
                 metrics["decisions"].update(probabilities, targets.int())
         rows = []
-        for name, precision, counts in zip(run.class_names, *by_class(metrics), strict=True):
+        for name, precision, counts in zip(self.class_names, *by_class(metrics), strict=True):
             right, wrong, _, missed, images = counts.tolist()
             rows.append(
                 {
@@ -82,6 +90,3 @@ class MultiLabelSpec(ClassifierSpec):
                 }
             )
         return [("Average precision per class; precision and recall at a probability of 0.5", [table(rows)])]
-
-
-SPEC = MultiLabelSpec()

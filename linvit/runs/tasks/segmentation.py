@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from linvit.ranges import Amount
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
-    DenseSpec,
+    DenseRun,
     Saver,
     at_once,
     checked_folder,
@@ -35,37 +35,37 @@ from linvit.runs.dense import (
     save_pixels,
     truth_and_answer,
 )
-from linvit.runs.images import find_images
+from linvit.runs.images import as_list, find_images
 from linvit.runs.large_images import check_pyramids, class_counts, in_strips, save_pyramid
 from linvit.runs.predictions import MapPrediction, untaken_name
 from linvit.runs.progress import tracked
-from linvit.runs.spec import Section
+from linvit.runs.report import Section
+from linvit.runs.run import checked
+from linvit.runs.trained import Trained
 from linvit.streaming.networks import LABELS
 from linvit.tasks.segmentation import IGNORED, Segmentation, overlaps_by_class
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 PAIRS = 20
 
 
-class SegmentationSpec(DenseSpec):
-    """A class for each pixel."""
+class SegmentationRun(DenseRun):
+    """A run of a segmentor, which gives every pixel a class."""
 
-    name = "segmentation"
-    task = Segmentation
+    task_name = "segmentation"
+    task_class = Segmentation
     sources: ClassVar = {"ade20k": Ade20k, "label_maps": LabelMaps, "coco_panoptic": CocoPanoptic}
     folder_source = "ade20k"
     frameworks = SEGMENTORS
     stored_facts: ClassVar = {"labels": list[Amount]}
 
-    def stored(self, source: Source) -> dict[str, Any]:
+    @classmethod
+    def facts_to_store(cls, source: Source) -> dict[str, Any]:
         return {"labels": list(cast(MapSource, source).labels)}
 
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         weights: str | None = None,
         output: str | Path | None = None,
@@ -75,26 +75,37 @@ class SegmentationSpec(DenseSpec):
         """A MapPrediction for each image.
 
         Args:
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); folders are
+                searched.
             output: folder for label maps, numbered as in the training data, labels.json, and images overlaid with the
                 colours of their classes; each is written immediately and its map is not kept in memory.
-            weights, progress: see Run.predict.
-            strips: see Run.predict; needs `output`, and writes the label maps there as TIFF pyramids, without overlays.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            progress: show a progress bar.
+            strips: a dictionary, even an empty one, reads every image at its own size and strip by strip, on the CPU;
+                its entries are rows, memory, spill and progress of `linvit.run_in_strips`. It needs `output`, and
+                writes the label maps there as TIFF pyramids, without overlays.
+
+        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
+        `unreadable` of the result.
         """
+        inputs = as_list(inputs)
         if strips is not None:
-            return self._predict_in_strips(run, inputs, weights, output, progress, strips)
+            return self._predict_in_strips(inputs, weights, output, progress, strips)
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> MapPrediction:
             labels = label_map(network, image, size)
-            of_classes = shares(labels, len(run.class_names))
-            return MapPrediction(name, labels, [(run.class_names[place], share) for place, share in of_classes])
+            of_classes = shares(labels, len(self.class_names))
+            return MapPrediction(name, labels, [(self.class_names[place], share) for place, share in of_classes])
 
-        return self.predict_each(
-            run, inputs, predicted, lambda row: replace(row, labels=None), weights, output, progress
-        )
+        return self.predict_each(inputs, predicted, lambda row: replace(row, labels=None), weights, output, progress)
+
+    @property
+    def labels(self) -> list[int]:
+        """The number of each class in label maps."""
+        return self.stored.get("labels") or list(range(1, len(self.class_names) + 1))
 
     def _predict_in_strips(
         self,
-        run: "Run",
         inputs: Sequence[Any],
         weights: str | None,
         output: str | Path | None,
@@ -106,34 +117,38 @@ class SegmentationSpec(DenseSpec):
         check_pyramids()
         folder = checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
-        network, _ = run.placed_network(weights)
+        network, _ = self.placed_network(weights)
         rows, taken = [], set[str]()
         shown = tracked(items, "Predicting", progress=progress)
-        for name, streamed, height in in_strips(run, network.cpu(), shown, unreadable, strips):
+        for name, streamed, height in in_strips(self, network.cpu(), shown, unreadable, strips):
             labels = streamed.maps[LABELS]
-            save_pyramid(labels, height, _labels(run), folder / "maps" / f"{untaken_name(name, taken)}.tif")
-            of_classes = largest_shares(class_counts(labels, height, len(run.class_names)), height * labels.shape[3])
-            rows.append(MapPrediction(name, None, [(run.class_names[place], share) for place, share in of_classes]))
-        _write_names(run, folder)
-        return DensePredictions(self, run, rows, unreadable, [], folder)
+            save_pyramid(labels, height, self.labels, folder / "maps" / f"{untaken_name(name, taken)}.tif")
+            of_classes = largest_shares(class_counts(labels, height, len(self.class_names)), height * labels.shape[3])
+            rows.append(MapPrediction(name, None, [(self.class_names[place], share) for place, share in of_classes]))
+        self._write_names(folder)
+        return DensePredictions(self, rows, unreadable, [], folder)
 
     @contextlib.contextmanager
-    def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
-        label_of = torch.tensor(_labels(run), dtype=torch.uint8)
+    def save_one_by_one(self, folder: Path) -> Iterator[Saver]:
+        label_of = torch.tensor(self.labels, dtype=torch.uint8)
         taken: set[str] = set()
 
         def save(row: MapPrediction, image: Tensor) -> None:
             assert row.labels is not None
             name = untaken_name(row.file, taken)
             save_pixels(label_of[row.labels.long()], folder / "maps" / f"{name}.png")
-            save_pixels(draw_map(image, row.labels, run.class_names), folder / OVERLAYS / f"{name}.jpg")
+            save_pixels(draw_map(image, row.labels, self.class_names), folder / OVERLAYS / f"{name}.jpg")
 
         yield save
-        _write_names(run, folder)
+        self._write_names(folder)
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
+    def _write_names(self, folder: Path) -> None:
+        names = {str(label): name for label, name in zip(self.labels, self.class_names, strict=True)}
+        write_json(folder / "labels.json", names, indent=1)
+
+    def sections(self, source: Source) -> list[Section]:
         names = source.class_names
-        confusion = _confusion(run, source)
+        confusion = _confusion(self, source)
         overlap, accuracy, pixels = overlaps_by_class(confusion)
         rows = [
             {
@@ -148,21 +163,8 @@ class SegmentationSpec(DenseSpec):
         return [
             ("Intersection over union per class", [shown, table(rows)]),
             ("Confused classes", _confused(confusion, names)),
-            truth_and_answer(run, source, _truth_and_answer, "the prediction on the right"),
+            truth_and_answer(self, source, _truth_and_answer, "the prediction on the right"),
         ]
-
-
-SPEC = SegmentationSpec()
-
-
-def _labels(run: "Run") -> list[int]:
-    """The number of each class in label maps."""
-    return run.stored.get("labels") or list(range(1, len(run.class_names) + 1))
-
-
-def _write_names(run: "Run", folder: Path) -> None:
-    names = {str(label): name for label, name in zip(_labels(run), run.class_names, strict=True)}
-    write_json(folder / "labels.json", names, indent=1)
 
 
 @torch.inference_mode()
@@ -185,7 +187,7 @@ def label_map(network: nn.Module, image: Tensor, size: tuple[int, int]) -> Tenso
 
 
 @torch.inference_mode()
-def _confusion(run: "Run", source: Source) -> Tensor:
+def _confusion(run: Trained, source: Source) -> Tensor:
     """Counts of pixels (true class, predicted class)."""
     network, device = run.placed_network()
     count = source.num_classes

@@ -3,9 +3,9 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,20 +24,18 @@ from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.published import ROWS, SIZE
 from linvit.models.registry import create
 from linvit.ranges import check_names, declared
-from linvit.runs.images import find_inputs
-from linvit.runs.named import NamedSpec
+from linvit.runs.evaluate import Measures
+from linvit.runs.images import as_list, find_inputs
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
-from linvit.runs.spec import Section, check_options
+from linvit.runs.report import Section
+from linvit.runs.run import NamedRun, checked
+from linvit.runs.trained import Trained
 from linvit.tasks.speech import Recognizer, Speech, known_beam
-from linvit.tasks.transcription import BLANK, CountedNGram, LanguageModel, NGram, spelled, word_edits
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
+from linvit.tasks.transcription import BLANK, CountedNGram, NGram, spelled, word_edits
 
 logger = logging.getLogger(__name__)
 WORST, CORRECT = 20, 5  # utterances of a report
-DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
 OWN_TEXT = "train"  # in place of a language model's file
 TOKENS = {"conformer_nano": 11, "conformer_small": 1024}
 PUBLISHED = {
@@ -46,22 +44,22 @@ PUBLISHED = {
 }
 
 
-class SpeechSpec(NamedSpec):
-    """Conformers with CTC or a transducer."""
+class SpeechRun(NamedRun):
+    """A run of a Conformer with CTC or a transducer, which recognizes speech."""
 
-    name = "speech"
-    task = Speech
+    task_name = "speech"
+    task_class = Speech
     sources: ClassVar = {"librispeech": LibriSpeech, "an4": AN4, "huggingface_speech": HuggingFaceSpeech}
     folder_source = "librispeech"
-    preprocessing = SpeechPreprocessing
+    preprocessing_class = SpeechPreprocessing
     kept = ("beam",)
     family = "speech"
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        settings = stored | given
-        check_names("setting of the data", given, declared(self.sources[name]))
-        if name == "librispeech" and "root" in given and "val" not in given:
-            folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        settings = stored | changes
+        check_names("setting of the data", changes, declared(self.sources[name]))
+        if name == "librispeech" and "root" in changes and "val" not in changes:
+            folder = SpeechFolder(settings["root"], self.class_names, self.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))
             if len(inside := folder.subset_names()) > 1:
@@ -72,18 +70,54 @@ class SpeechSpec(NamedSpec):
                 )
             return folder
         source = self.create_source(name, settings)
-        source.class_names, source.preprocessing = run.class_names, run.preprocessing
+        source.class_names, source.preprocessing = self.class_names, self.preprocessing
         return source
 
-    def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
-        """Sets how texts are decoded, see predict, and returns the other options."""
-        set_decoding(run, **{key: options.pop(key) for key in DECODING if key in options})
-        return options
+    @checked
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        *,
+        beam: int | None = None,
+        language_model: str | Path | None = None,
+        lm_weight: float | None = None,
+        word_bonus: float | None = None,
+        **overrides: Any,
+    ) -> Measures:
+        """Loss and word and character errors over all held-out utterances.
 
+        Args:
+            data, overrides: see `source`.
+            progress: show a progress bar in the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
+            beam, language_model, lm_weight, word_bonus: how texts are decoded, see `predict`.
+        """
+        self._set_decoding(beam, language_model, lm_weight, word_bonus)
+        return super().evaluate(data, progress, trainer, **overrides)
+
+    @checked
+    def report(
+        self,
+        path: str | Path | None = None,
+        measures: Measures | None = None,
+        data: str | Path | None = None,
+        *,
+        beam: int | None = None,
+        language_model: str | Path | None = None,
+        lm_weight: float | None = None,
+        word_bonus: float | None = None,
+        **overrides: Any,
+    ) -> Path:
+        """Writes a self-contained HTML report, see `Run.report`; texts are decoded as in `predict`."""
+        self._set_decoding(beam, language_model, lm_weight, word_bonus)
+        return super().report(path, measures, data, **overrides)
+
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         beam: int | None = None,
         language_model: str | Path | None = None,
@@ -98,50 +132,103 @@ class SpeechSpec(NamedSpec):
         Files with another sampling rate are resampled; channels are averaged.
 
         Args:
+            inputs: a path, or a sequence of paths or arrays; folders are searched.
             beam: beam width of CTC decoding (default: the recipe's; 1 = greedy).
             language_model: word n-gram model, .arpa or KenLM binary, or "train" for one counted in the transcripts that
                 the run was trained on; needs a beam.
             lm_weight: weight of the language-model score (0.5).
             word_bonus: score added for each word (0); needs a beam.
-            weights, output, progress: see Run.predict; output is a .csv or .json file.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .csv or .json file to write as well.
+            progress: show a progress bar.
+
+        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
+        `unreadable` of the result.
         """
-        set_decoding(run, beam, language_model, lm_weight, word_bonus)
+        self._set_decoding(beam, language_model, lm_weight, word_bonus)
         path = None if output is None else check_output(output)
-        items, unreadable = find_inputs(inputs, SUFFIXES, "sound")
-        network, device = run.placed_network(weights)
+        items, unreadable = find_inputs(as_list(inputs), SUFFIXES, "sound")
+        network, device = self.placed_network(weights)
         rows = []
         for name, item in tracked(items, "Transcribing", progress=progress):
             try:
-                features = run.preprocessing.features(_samples(item, name, run.preprocessing.rate))
+                features = self.preprocessing.features(_samples(item, name, self.preprocessing.rate))
             except CorruptAudioError as error:
                 unreadable.append(str(error))
                 continue
-            (tokens,) = transcribed(run, network, features[None].to(device), torch.tensor([len(features)]).to(device))
-            rows.append(Transcript(name, spelled(tokens, run.class_names)))
+            (tokens,) = transcribed(self, network, features[None].to(device), torch.tensor([len(features)]).to(device))
+            rows.append(Transcript(name, spelled(tokens, self.class_names)))
         transcripts = Predictions(rows, unreadable)
         if path:
             transcripts.save(path)
         return transcripts
 
-    def transcriber(self, run: "Run", weights: str | None = None) -> "Transcriber":
-        return Transcriber(run, weights)
+    def transcriber(self, weights: str | None = None) -> "Transcriber":
+        """Transcribes audio as it arrives; for causal networks. weights: "raw" or "ema"."""
+        return Transcriber(self, weights)
 
-    def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
-        check_options(stream, self.name, options)
-        return stream(run, inputs, seconds, **options)
+    @checked
+    def stream(self, inputs: Any, seconds: float, *, weights: str | None = None) -> Iterator[str]:
+        """The text that each piece of an audio file adds, by a causal network; a piece is this many seconds long.
 
-    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        beam, data = cast(Speech, run.task).beam, cast(LibriSpeech, source)
+        Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
+        """
+        items, missing = find_inputs(as_list(inputs), SUFFIXES, "sound")
+        if (count := len(items) + len(missing)) != 1:
+            raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
+        if not 0 < seconds < math.inf:
+            raise SettingError(f"`seconds` is {seconds}, expected a time above 0: change it.")
+        transcriber = Transcriber(self, weights)
+        rate = self.preprocessing.rate
+        pieces = _samples(items[0][1], items[0][0], rate).split(max(1, round(seconds * rate)))
+
+        def added() -> Iterator[str]:
+            for number, piece in enumerate(pieces, start=1):
+                before = transcriber.text
+                yield transcriber.add(piece, last=number == len(pieces))[len(before) :]
+
+        return added()
+
+    def _set_decoding(
+        self, beam: int | None, language_model: str | Path | None, lm_weight: float | None, word_bonus: float | None
+    ) -> None:
+        """Sets how utterances are decoded from now on; without `beam`, with the recipe's beam width.
+
+        Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
+        weight without a language model; as NGram for the language model.
+        """
+        task = cast(Speech, self.task)
+        recipe_beam = (self.recipe or {}).get("task", {}).get("beam", 1)
+        beam = known_beam(recipe_beam if beam is None else beam, task.network)
+        if lm_weight is not None and language_model is None:
+            raise SettingError(
+                "`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one."
+            )
+        for name, value in {"language_model": language_model, "word_bonus": word_bonus}.items():
+            if value is not None and beam == 1:
+                raise SettingError(f"`{name}` needs a beam: set `beam=16`, for example.")
+        decoding: dict[str, Any] = {"names": self.class_names, "bonus": word_bonus or 0.0}
+        if language_model is not None:
+            if str(language_model) == OWN_TEXT:
+                source = cast(LibriSpeech, self.source())
+                decoding["language_model"] = CountedNGram(utterance.text for utterance in source.utterances("train"))
+            else:
+                decoding["language_model"] = NGram(language_model)
+            decoding["weight"] = 0.5 if lm_weight is None else lm_weight
+        task.beam, task.decoding = beam, decoding
+
+    def facts(self, source: Source) -> tuple[str, ...]:
+        beam, data = cast(Speech, self.task).beam, cast(LibriSpeech, source)
         decoding = f"beam width {beam}" if beam > 1 else "greedy decoding"
         return decoding, f"data: {data.preprocessing.corpus}", f"evaluated on {data.root}"
 
-    def sections(self, run: "Run", source: Source) -> list[Section]:
-        utterances = _utterances(run, source)
+    def sections(self, source: Source) -> list[Section]:
+        utterances = _utterances(self, source)
         worst = [row for row in sorted(utterances, key=lambda row: -row["edits"]) if row["edits"]][:WORST]
         correct = [row for row in utterances if not row["edits"]][:CORRECT]
         none = [paragraph("None.")]
         return [
-            ("By speaker", [table(_by_speaker(utterances, run))]),
+            ("By speaker", [table(_by_speaker(utterances, self))]),
             (f"The {len(worst)} utterances with the most errors", [table(worst)] if worst else none),
             ("Without an error", [table(correct)] if correct else none),
         ]
@@ -151,7 +238,8 @@ class SpeechSpec(NamedSpec):
         " as published (millions of parameters)."
     )
 
-    def listing(self) -> Iterator[dict[str, Any]]:
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
         """Conformers with each mechanism: name, mechanism, tokens, ctc and transducer (parameters with that head),
         published (millions or None)."""
         for name, tokens in TOKENS.items():
@@ -166,9 +254,6 @@ class SpeechSpec(NamedSpec):
                 yield {"name": name, "mechanism": mechanism, "tokens": tokens, **counts, "published": size}
 
 
-SPEC = SpeechSpec()
-
-
 class Transcriber:
     """Transcribes samples as they arrive, decoding greedily; the final text equals that of the complete utterance.
 
@@ -179,7 +264,7 @@ class Transcriber:
     Raises ValueError if the network is not causal, or is a transducer.
     """
 
-    def __init__(self, run: "Run", weights: str | None = None) -> None:
+    def __init__(self, run: Trained, weights: str | None = None) -> None:
         network, self.device = run.placed_network(weights)
         if not isinstance(network, Conformer):
             raise ValueError(f"{run.path} is an exported file, which needs complete utterances: give the run itself.")
@@ -221,64 +306,8 @@ class Transcriber:
             self._last = token
 
 
-def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | None = None) -> Iterator[str]:
-    """The text that each piece of an audio file adds; a piece is this many seconds long.
-
-    Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
-    """
-    items, missing = find_inputs(inputs, SUFFIXES, "sound")
-    if (count := len(items) + len(missing)) != 1:
-        raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
-    if not 0 < seconds < math.inf:
-        raise SettingError(f"`seconds` is {seconds}, expected a time above 0: change it.")
-    transcriber = Transcriber(run, weights)
-    samples = _samples(items[0][1], items[0][0], run.preprocessing.rate)
-    pieces = samples.split(max(1, round(seconds * run.preprocessing.rate)))
-
-    def added() -> Iterator[str]:
-        for number, piece in enumerate(pieces, start=1):
-            before = transcriber.text
-            yield transcriber.add(piece, last=number == len(pieces))[len(before) :]
-
-    return added()
-
-
-def set_decoding(
-    run: "Run",
-    beam: int | None = None,
-    language_model: str | Path | None = None,
-    lm_weight: float | None = None,
-    word_bonus: float | None = None,
-) -> None:
-    """Sets how utterances are decoded from now on; without `beam`, with the recipe's beam width.
-
-    Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
-    weight without a language model; as NGram for the language model.
-    """
-    task = cast(Speech, run.task)
-    recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
-    beam = known_beam(recipe_beam if beam is None else beam, task.network)
-    if lm_weight is not None and language_model is None:
-        raise SettingError(
-            "`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one."
-        )
-    for name, value in {"language_model": language_model, "word_bonus": word_bonus}.items():
-        if value is not None and beam == 1:
-            raise SettingError(f"`{name}` needs a beam: set `beam=16`, for example.")
-    decoding: dict[str, Any] = {"names": run.class_names, "bonus": word_bonus or 0.0}
-    if language_model is not None:
-        decoding |= {"language_model": _n_gram(run, language_model), "weight": 0.5 if lm_weight is None else lm_weight}
-    task.beam, task.decoding = beam, decoding
-
-
-def _n_gram(run: "Run", language_model: str | Path) -> LanguageModel:
-    if str(language_model) != OWN_TEXT:
-        return NGram(language_model)
-    return CountedNGram(utterance.text for utterance in cast(LibriSpeech, run.source()).utterances("train"))
-
-
 @torch.inference_mode()
-def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
+def transcribed(run: Trained, network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
     """The tokens of each utterance in a batch, see Speech.decoded."""
     speech = cast(Recognizer, network)
     if speech.transduces:
@@ -295,7 +324,7 @@ def _samples(item: Any, name: str, rate: int) -> Tensor:
     return samples
 
 
-def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
+def _utterances(run: Trained, source: Source) -> list[dict[str, Any]]:
     """One row per utterance: speaker, file, reference, transcript, and the word edits between the two."""
     network, device = run.placed_network()
     rows = []
@@ -314,7 +343,7 @@ def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
     return rows
 
 
-def _by_speaker(utterances: Sequence[dict[str, Any]], run: "Run") -> list[dict[str, Any]]:
+def _by_speaker(utterances: Sequence[dict[str, Any]], run: Trained) -> list[dict[str, Any]]:
     speakers: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in utterances:
         speakers[row["speaker"]].append(row)

@@ -64,8 +64,8 @@ def train(folder: Path) -> None:
     from tiny_run import At, press_ctrl_c, write_recipe
     from tiny_speech import write_speech_recipe
 
+    from linvit.runs.folder import RunStoppedError
     from linvit.runs.training import train_folder
-    from linvit.tasks.checkpoints import RunStoppedError
 
     temporary, started_in = Path(tempfile.mkdtemp()), Path.cwd()
     os.chdir(temporary)  # so that recipes, which checkpoints store, have relative paths

@@ -13,8 +13,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from tiny_run import write_recipe
 
 from linvit.analysis.answers import Answers
-from linvit.runs import load_run, train
-from linvit.runs.tasks.classification import _per_class, answers_of
+from linvit.runs import ClassificationRun, load_run, train
+from linvit.runs.report import _per_class, answers_of
 from linvit_cli import main
 
 
@@ -116,27 +116,29 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
     [
         ({"topk": 0}, "`topk` is 0, expected a whole number of 1 or more"),
         ({"topk": "x"}, "`topk` is .x., expected a whole number"),
-        (
-            {"threshold": 0.5},
-            "`threshold` is not an option of predict for the task classification, which accepts",
-        ),
-        ({"beam": 3}, "`beam` is not an option of predict"),
         ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),
         ({"weights": "best"}, "`weights` is 'best', but the checkpoint contains raw and ema"),
     ],
 )
-def test_options_that_the_task_lacks_are_refused(run, photos, options, sentence):
+def test_values_that_an_option_does_not_allow_are_refused(run, photos, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         run.predict(photos, **options)
 
 
-def test_a_classifier_neither_generates_nor_transcribes(run):
-    with pytest.raises(ValueError, match="classification cannot generate: use `predict`"):
-        run.generate(prompt="The")
-    with pytest.raises(ValueError, match="a run of the task classification: use `predict` instead"):
-        run.transcriber()
-    with pytest.raises(ValueError, match=r"Only speech recognition streams.*: use `predict` instead"):
-        run.stream(["a.wav"], 1.0)
+def test_a_classifier_has_the_methods_and_options_of_its_task_alone(run, photos, capsys):
+    assert isinstance(run, ClassificationRun)
+    assert not {"generate", "transcriber", "stream"} & set(dir(run))
+    with pytest.raises(TypeError, match="beam"):
+        run.predict(photos, beam=3)
+    for command, sentence in {
+        "predict --beam 3": "--beam is not an option of predict for the task classification, which accepts --topk",
+        "predict --pieces 1": "--pieces is for sound, but this is a run of the task classification",
+        "generate": "A run of the task classification cannot generate: use `linvit predict` or `linvit eval`.",
+    }.items():
+        name, *options = command.split()
+        inputs = [str(photos)] if name == "predict" else []
+        assert main([name, str(run.folder), *inputs, *options]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_a_size_that_is_asked_for_is_the_one_evaluated_at(run):

@@ -172,7 +172,7 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
         (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run generates pixels, not latents"),
         (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
         (["generate", "RUN", "--output", "folder.png"], "folder.png is a folder, not a file"),
-        (["predict", "RUN", "a.png"], "diffusion cannot predict: use `generate`"),
+        (["predict", "RUN", "a.png"], "diffusion cannot predict: use `linvit generate` or `linvit eval`"),
         (["eval", "RUN", "data=digits"], "leave it out"),
         (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is not an option of generate"),
     ],
@@ -210,10 +210,10 @@ def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_p
 
 def test_without_generation_the_loss_chooses(tmp_path):
     run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}))
-    assert all(math.isfinite(row["ema_loss"]) for row in run.metrics)
-    assert "ema_fid" not in run.metrics[0]
+    assert all(math.isfinite(row["ema_loss"]) for row in run.history)
+    assert "ema_fid" not in run.history[0]
     measures = load_run(run.folder / "checkpoints" / "last.ckpt").evaluate()
-    assert measures["loss"] == pytest.approx(run.metrics[-1]["ema_loss"], rel=1e-5)
+    assert measures["loss"] == pytest.approx(run.history[-1]["ema_loss"], rel=1e-5)
 
 
 def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monkeypatch):

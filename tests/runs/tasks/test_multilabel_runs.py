@@ -44,8 +44,6 @@ def test_predictions_name_the_classes_above_the_threshold(run, scenes, tmp_path)
     assert len(json.loads((tmp_path / "all.json").read_text())) == 5
     with pytest.raises(ValueError, match="`threshold` is 2"):
         run.predict([images], threshold=2)
-    with pytest.raises(ValueError, match="`topk` is not an option"):
-        run.predict([images], topk=3)
 
 
 def test_the_command_line_evaluates_reports_predicts_and_analyzes(run, scenes, tmp_path, capsys):

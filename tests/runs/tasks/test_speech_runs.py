@@ -159,7 +159,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "expected a .csv or .json file"),
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
-        (["generate", "RUN"], "speech cannot generate: use `predict`"),
+        (["generate", "RUN"], "speech cannot generate: use `linvit predict` or `linvit eval`"),
         (["eval", "RUN", "data=nowhere"], "The speech folder nowhere does not exist"),
         (["eval", "RUN", "data=EMPTY"], "has no transcripts"),
     ],
@@ -401,7 +401,7 @@ def test_conformers_are_listed_beside_the_published_size():
 def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW LOW HIGH MID HIGH")
     text = load_run(learned).predict(sound)[0].text
-    assert main(["predict", str(learned), str(sound), "--stream", seconds]) == 0
+    assert main(["predict", str(learned), str(sound), "--pieces", seconds]) == 0
     assert capsys.readouterr().out == f"{text}\n"
     if seconds == "0.2":
         transcriber = load_run(learned).transcriber()
@@ -419,14 +419,14 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--stream"], "--stream has no length, expected seconds for sound: add them."),
-        (["--stream", "0"], "is 0.0, expected a time above 0"),
-        (["--stream", "inf"], "is inf, expected a time above 0"),
-        (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
-        (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
-        (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
-        (["another.wav", "--stream", "1"], "One file can be streamed at a time, but 2 are given"),
-        ([".", "--stream", "1"], "One file can be streamed at a time, but 3 are given"),
+        (["--strips"], "--strips is not an option of predict for the task speech"),
+        (["--pieces", "0"], "is 0.0, expected a time above 0"),
+        (["--pieces", "inf"], "is inf, expected a time above 0"),
+        (["--pieces", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
+        (["--pieces", "1", "--topk", "2"], "--topk is not an option of stream"),
+        (["--pieces", "1", "--output", "a.csv"], "--output is not an option of stream"),
+        (["another.wav", "--pieces", "1"], "One file can be streamed at a time, but 2 are given"),
+        ([".", "--pieces", "1"], "One file can be streamed at a time, but 3 are given"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys, monkeypatch):
@@ -439,5 +439,5 @@ def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsy
 
 def test_a_network_that_needs_the_whole_says_so(run, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW")
-    assert main(["predict", str(run), str(sound), "--stream", "1"]) == 2
+    assert main(["predict", str(run), str(sound), "--pieces", "1"]) == 2
     assert "needs complete utterances: to transcribe a stream, train with model.causal=true" in capsys.readouterr().err

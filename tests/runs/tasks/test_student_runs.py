@@ -12,10 +12,10 @@ from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
 from linvit.data.images.digits import MEAN, STD
+from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.studies.plan import Cell, Plan
-from linvit.tasks.checkpoints import RunStoppedError
 
 TASKS = ("alignment", "transfer")
 
@@ -93,7 +93,7 @@ def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
     run = linvit.train(recipe)
     shutil.rmtree(elsewhere)
     again = linvit.load_run(run.folder)
-    assert again.evaluate()["error"] == pytest.approx(run.metrics[-1]["error"], rel=1e-5)
+    assert again.evaluate()["error"] == pytest.approx(run.history[-1]["error"], rel=1e-5)
     original, network = linvit.load_run(teacher).network, again.network
     weights = original.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in again.task.original.state_dict().items())
@@ -156,7 +156,7 @@ def test_a_classifier_starts_from_the_chosen_weights_of_the_softmax_network(copi
 def test_matching_maps_trains_queries_and_keys_alone(teacher, tmp_path):
     recipe = write_student_recipe(tmp_path, task={"teacher": str(teacher), "match": "maps"}, trainer={"max_epochs": 4})
     run = linvit.train(recipe)
-    errors = [row["error"] for row in run.metrics]
+    errors = [row["error"] for row in run.history]
     assert errors == sorted(errors, reverse=True)
     original, network = linvit.load_run(teacher).network, run.network
     for block, theirs in zip(network.blocks, original.blocks, strict=True):
@@ -175,7 +175,7 @@ def test_other_precisions(task, precision, teacher, tmp_path):
     recipe = write_student_recipe(
         tmp_path, task, task={"teacher": str(teacher)}, trainer={"precision": precision, "max_epochs": 3}
     )
-    errors = [row["error"] for row in linvit.train(recipe).metrics]
+    errors = [row["error"] for row in linvit.train(recipe).history]
     assert errors[-1] < errors[0]
 
 
@@ -204,9 +204,9 @@ def test_images_without_labels_and_a_network_without_classifier(photos, tmp_path
     data = f"data={{name: images, root: {photos}, size: 32, batch_size: 4, held_out: 0.2, num_workers: 0}}"
     run = linvit.train(recipe, ["data=null", data])
     assert run.class_names == []
-    assert run.metrics[-1]["images"] == 4
+    assert run.history[-1]["images"] == 4
     loaded = linvit.load_run(run.folder)
-    assert loaded.evaluate()["error"] == pytest.approx(run.metrics[-1]["error"], rel=1e-5)
+    assert loaded.evaluate()["error"] == pytest.approx(run.history[-1]["error"], rel=1e-5)
     with pytest.raises(ValueError, match="has no classifier, so it cannot predict: train one from it"):
         loaded.predict(photos)
     other = linvit.train(recipe, ["data=null", data, "model.num_classes=7"], folder=tmp_path / "numbered")
@@ -218,7 +218,7 @@ def test_other_sizes_than_the_teachers(teacher, tmp_path):
     recipe = write_student_recipe(
         tmp_path, model=dynamic, task={"teacher": str(teacher)}, data={"size": 48}, trainer={"max_epochs": 3}
     )
-    errors = [row["error"] for row in linvit.train(recipe).metrics]
+    errors = [row["error"] for row in linvit.train(recipe).history]
     assert errors[-1] < errors[0]
 
 
@@ -269,7 +269,7 @@ def test_an_alignment_does_not_start_from_that_of_another_teacher(runs, teacher,
     recipe = write_student_recipe(tmp_path, init=str(runs["alignment"]))
     refused("have another .* than the teacher: start from an alignment with the same", recipe)
     run = linvit.train(recipe, {"task.teacher": str(teacher), "trainer.max_epochs": 1})
-    assert run.metrics[0]["error"] < linvit.load_run(runs["alignment"]).metrics[0]["error"]
+    assert run.history[0]["error"] < linvit.load_run(runs["alignment"]).history[0]["error"]
 
 
 def test_without_a_teacher_it_says_so(tmp_path, caplog):

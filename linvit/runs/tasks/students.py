@@ -1,8 +1,8 @@
-"""Shared by alignment and transfer: a linearized network that learns from the network that it was made from."""
+"""Runs in which a linearized network learns from its teacher: block by block, or the features of the whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import timm
 import torch
@@ -17,22 +17,27 @@ from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.models.by_name import known_arguments
+from linvit.models.lessons import lessons, share
 from linvit.models.linearizing import Origin
 from linvit.models.swap import NAME
 from linvit.ranges import Count, shown
-from linvit.runs.classifiers import ClassifierSpec, most_probable
+from linvit.runs.classifiers import ClassifierRun, most_probable
+from linvit.runs.images import as_list
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
-from linvit.runs.spec import Section
+from linvit.runs.report import Section
+from linvit.runs.run import checked
+from linvit.runs.trained import Trained
+from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
+from linvit.tasks.classification import Classification
 from linvit.tasks.initialization import ALL, copy_weights, initialize
 from linvit.tasks.students import StudentTask
+from linvit.tasks.task import Task
+from linvit.tasks.transfer import Transfer
 
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
-
-class StudentSpec(ClassifierSpec):
-    """A task that trains a linearized network on images; labels are ignored.
+class StudentRun(ClassifierRun):
+    """A run of a linearized network that learns from its teacher; labels are ignored.
 
     A subclass has `item`, what has an error of its own.
     """
@@ -52,7 +57,8 @@ class StudentSpec(ClassifierSpec):
     )
     item: ClassVar[str]
 
-    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+    @classmethod
+    def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         """The network has the classes of the data, if these have any, unless `model` gives another number."""
         arguments = dict(model)
         name = arguments.pop("name", None)
@@ -67,7 +73,8 @@ class StudentSpec(ClassifierSpec):
         with known_arguments(name, arguments):
             return timm.create_model(name, **arguments)
 
-    def taught(self, network: nn.Module, teacher: str | None, copied: str = ALL) -> nn.Module:
+    @classmethod
+    def create_teacher(cls, network: nn.Module, teacher: str | None, copied: str = ALL) -> nn.Module:
         """The teacher of a linearized network, to which its weights are copied.
 
         Raises ValueError for weights of another network, FileNotFoundError for a missing file.
@@ -79,15 +86,15 @@ class StudentSpec(ClassifierSpec):
         copy_weights(network, origin.student(original).state_dict(), copied)
         return original
 
-    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        if "root" in given:
+    def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
+        if "root" in changes:
             stored = {key: value for key, value in stored.items() if key != "class_names"}
-        return prepared_for(run, self.create_source(name, stored | given), given)
+        return prepared_for(self, self.create_source(name, stored | changes), changes)
 
+    @checked
     def predict(
         self,
-        run: "Run",
-        inputs: Sequence[Any],
+        inputs: Any,
         *,
         topk: Count = 5,
         weights: str | None = None,
@@ -97,39 +104,43 @@ class StudentSpec(ClassifierSpec):
         """A ClassPrediction for each image, by the classifier that the student has from its teacher.
 
         Args:
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); folders are
+                searched.
             topk: number of classes; without names of as many classes as the network has, they are numbered.
-            weights, output, progress: see Run.predict; output is a .csv or .json file.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .csv or .json file to write as well.
+            progress: show a progress bar.
 
-        Raises ValueError for a network without a classifier.
+        Raises ValueError for a network without a classifier, and if the inputs contain nothing to predict.
         """
-        run.class_names = self.classes(run)
-        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress)
+        self.class_names = self.classes()
+        return self.predict_each(as_list(inputs), most_probable(topk), weights, output, progress)
 
-    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        model = (run.recipe or {}).get("model", {})
+    def facts(self, source: Source) -> tuple[str, ...]:
+        model = (self.recipe or {}).get("model", {})
         base = model.get("base")
         height, width = source.preprocessing.size
         made = f"made from {base['name'] if isinstance(base, dict) else base or 'deit_tiny_patch16_224'}"
-        return (made, str(model.get("mechanism", "mala")), f"pattern {run.network.pattern}", f"{height}×{width} px")
+        return (made, str(model.get("mechanism", "mala")), f"pattern {self.network.pattern}", f"{height}×{width} px")
 
-    def classes(self, run: "Run") -> list[str]:
+    def classes(self) -> list[str]:
         """The classes of the student's classifier; numbers, if the data name another number of classes.
 
         Raises ValueError if there is none.
         """
-        count = cast(int, run.network.num_classes)
+        count = cast(int, self.network.num_classes)
         if not count:
             raise SettingError(
-                f"The network of {run.path} has no classifier, so it cannot predict: train one from it with the task"
+                f"The network of {self.path} has no classifier, so it cannot predict: train one from it with the task"
                 " classification and `init`."
             )
-        return run.class_names if len(run.class_names) == count else [str(index) for index in range(count)]
+        return self.class_names if len(self.class_names) == count else [str(index) for index in range(count)]
 
     @torch.inference_mode()
-    def sections(self, run: "Run", source: Source) -> list[Section]:
+    def sections(self, source: Source) -> list[Section]:
         """The error of each block or map: table and figure."""
-        task = cast(StudentTask, run.task)
-        network, device = run.placed_network()
+        task = cast(StudentTask, self.task)
+        network, device = self.placed_network()
         task.to(device).eval()
         total, images = torch.zeros(len(task.names), dtype=torch.float64), 0
         for batch in source.val_dataloader():
@@ -152,5 +163,42 @@ class StudentSpec(ClassifierSpec):
         parts = [figure_image(figure, f"relative error of each {self.item}"), table(rows), paragraph(words)]
         return [(f"Relative error per {self.item}", parts)]
 
-    def listing(self) -> Any:
+    @classmethod
+    def listing(cls) -> Iterator[dict[str, Any]]:
         return iter(())
+
+    def exported(self) -> Trained:
+        """The student as a classifier; raises ValueError for a network without one."""
+        names = self.classes()
+        task = Classification(self.network, len(names), self.preprocessing.channels)
+        return Trained(task, names, self.preprocessing, self.path, self.name, self.recipe, self.stored)
+
+
+class AlignmentRun(StudentRun):
+    """A run in which each linear attention learns from the attention that it replaces."""
+
+    task_name = "alignment"
+    task_class = Alignment
+    kept = ("match",)
+    item = "block"
+
+    @classmethod
+    def create_task(cls, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        original = cls.create_teacher(network, settings.get("teacher"), settings.get("copied", ALL))
+        given = lessons(network, original, scores=settings.get("match", OUTPUTS) == MAPS)
+        share(network, original, given)
+        return Alignment(network, original=original, lessons=given, num_classes=num_classes, **settings)
+
+
+class TransferRun(StudentRun):
+    """A run in which a linearized network learns the features of its teacher."""
+
+    task_name = "transfer"
+    task_class = Transfer
+    kept = ("features",)
+    item = "map"
+
+    @classmethod
+    def create_task(cls, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        original = cls.create_teacher(network, settings.get("teacher"), settings.get("copied", ALL))
+        return Transfer(network, original=original, num_classes=num_classes, **settings)

@@ -1,32 +1,34 @@
-"""A run's folder: checkpoints written atomically, training curves as CSV, and stopping without loss."""
+"""A run's folder: locked by one training at a time, with checkpoints written atomically and training curves as CSV."""
 
+import contextlib
 import csv
 import logging
 import math
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.files import read_checkpoint, reason_of, replacing, write_csv
+from linvit.errors import SettingError
+from linvit.files import BEST, LAST, LOCK, locked, read_checkpoint, reason_of, remove_leftovers, replacing, write_csv
 from linvit.ranges import allows
 from linvit.tasks.measures import column, line
-
-if TYPE_CHECKING:
-    from linvit.tasks.task import Task
+from linvit.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-LAST, BEST, METRICS = "last.ckpt", "best.ckpt", "metrics.csv"
+RECIPE, ENVIRONMENT, CURVES, METRICS = "recipe.yaml", "environment.json", "curves.png", "metrics.csv"
+PATIENCE = 6.0  # seconds; data-loading processes keep the lock for about five seconds after a training was killed
 REDRAWN = 30.0  # seconds
 STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 """Signals that end a training: Ctrl-C, a request from outside, and a closed terminal."""
@@ -67,7 +69,7 @@ class RunFolder(Checkpoint):
     folder: Path
     about: dict[str, Any]
     say: Callable[[str], None] | None = None
-    draw: Callable[[list[dict[str, float]], "Task"], None] | None = None
+    draw: Callable[[list[dict[str, float]], Task], None] | None = None
 
     def __post_init__(self) -> None:
         self.last_drawn = time.monotonic(), 0
@@ -103,7 +105,7 @@ class RunFolder(Checkpoint):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated = True
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
         # Lightning keeps old measures until they are computed again
         validated, self.validated = self.validated, False
@@ -131,21 +133,21 @@ class RunFolder(Checkpoint):
             if time.monotonic() - self.last_drawn[0] > REDRAWN:
                 self._draw(pl_module)
 
-    def _is_best(self, row: dict[str, float], task: "Task") -> bool:
+    def _is_best(self, row: dict[str, float], task: Task) -> bool:
         monitored = column(task.monitor)
         sign = -1 if task.measures[task.score].lower_is_better else 1
         earlier = [sign * before[monitored] for before in self.rows if not math.isnan(before.get(monitored, math.nan))]
         return monitored in row and sign * row[monitored] > max(earlier, default=float("-inf"))
 
-    def on_train_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
         if trainer.is_global_zero:
             self._draw(pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: "Task", exception: BaseException) -> None:  # type: ignore[override]
+    def on_exception(self, trainer: Trainer, pl_module: Task, exception: BaseException) -> None:  # type: ignore[override]
         if trainer.is_global_zero and not isinstance(exception, OSError):
             self._draw(pl_module)
 
-    def _draw(self, task: "Task") -> None:
+    def _draw(self, task: Task) -> None:
         if self.draw and len(self.rows) != self.last_drawn[1]:
             self.draw(self.rows, task)
             self.last_drawn = time.monotonic(), len(self.rows)
@@ -222,3 +224,48 @@ def read_curves(folder: Path) -> list[dict[str, float]]:
             return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, resume: bool) -> Iterator[None]:
+    """Creates the folder and locks it; a training that fails before its first checkpoint leaves no files.
+
+    Raises ValueError if another training has the lock, or, unless resumed, if the folder is not empty; OSError if it
+    cannot be written.
+    """
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    if not resume:
+        _check_empty(folder)
+    busy = f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
+    with locked(folder, busy, PATIENCE):
+        before = set(folder.iterdir())
+        try:
+            if not resume:
+                _check_empty(folder)  # another training may have run while this one waited
+            remove_leftovers(folder, folder / "checkpoints")
+            yield
+        except BaseException:
+            if not (folder / "checkpoints").exists():
+                _remove(set(folder.iterdir()) - before)
+            raise
+        finally:
+            if not any(path.name != LOCK for path in folder.iterdir()):
+                (folder / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process has put a file there
+                    for path in missing:
+                        path.rmdir()
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+        raise SettingError(
+            f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
+        )
+
+
+def _remove(paths: set[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
