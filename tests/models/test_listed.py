@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from linvit.bundled import STORED, list_networks
+from linvit.bundled import NETWORKS, list_networks
 from linvit.models.published import FRAMEWORKS
 from linvit.runs.classifiers import model_names
 from linvit.runs.listing import store_networks
@@ -41,7 +41,7 @@ def test_every_framework_is_listed_on_every_size():
 
 def test_the_stored_rows_name_every_network():
     assert [row["name"] for row in list_networks()] == model_names()
-    assert json.loads(STORED.read_text()).keys() == RUNS.keys()
+    assert json.loads(NETWORKS.read_text()).keys() == RUNS.keys()
 
 
 @pytest.mark.parametrize("task", ["speech", "language", "recall", "diffusion"])
@@ -51,9 +51,9 @@ def test_the_stored_rows_are_those_that_are_counted(task):
 
 @pytest.mark.slow
 def test_all_stored_rows_are_those_that_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.runs.listing.STORED", tmp_path / "networks.json")
+    monkeypatch.setattr("linvit.runs.listing.NETWORKS", tmp_path / "networks.json")
     store_networks()
-    assert json.loads((tmp_path / "networks.json").read_text()) == json.loads(STORED.read_text())
+    assert json.loads((tmp_path / "networks.json").read_text()) == json.loads(NETWORKS.read_text())
 
 
 def test_a_task_for_any_network_says_so(capsys):

@@ -1,7 +1,7 @@
 import pytest
 
-from linvit.bundled import bundled_files, files_below, find_recipe, header, shown_name
-from linvit.runs import bundled, recipes
+from linvit import bundled
+from linvit.bundled import bundled_files, files_below, find_recipe, header, recipes, shown_name
 from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe import read_recipe
 from linvit.studies import compare

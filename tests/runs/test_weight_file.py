@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 import yaml
-from linvit.studies.photographs import on_photographs
 from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors import safe_open
@@ -19,6 +18,7 @@ from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
 from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
+from linvit.studies.demo import on_photographs
 from linvit_cli import main
 
 
