@@ -130,7 +130,7 @@ def test_lists_and_their_typos_import_no_torch(arguments):
     assert loaded(*arguments) & (HEAVY - {"rich"}) == set()
 
 
-HEAVY = {"linvit", "torch", "timm", "rich", "numpy"}
+HEAVY = {"torch", "timm", "rich", "numpy"}
 
 
 def loaded(*arguments):
