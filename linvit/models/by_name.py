@@ -72,7 +72,7 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
             raise
         name = names[-1]
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
-        raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
+        raise SettingError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
 
 
 def is_ours(name: str) -> bool:

@@ -182,7 +182,7 @@ class Recipe:
         names = [*TOP, *groups, "base", *(f"{name}.{key}" for name, keys in groups.items() for key in keys)]
         for name, value in values.items():
             if name in groups and not isinstance(value, Mapping):
-                raise ValueError(
+                raise SettingError(
                     f"The recipe's {name!r} is {quoted(value)}, but it is a group: write `{name}: {{key: value}}`."
                 )
             for key in (f"{name}.{key}" for key in value) if name in groups else (name,):

@@ -76,12 +76,12 @@ def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -
     count = len(boxes)
     check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
     if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
-        raise ValueError(f"`{name}['boxes']` has a box without area or with NaN: correct or drop it")
+        raise SettingError(f"`{name}['boxes']` has a box without area or with NaN: correct or drop it")
     height, width = image.shape[-2:]
     for key, shape in (("masks", (count, height, width)), ("iscrowd", (count,))):
         x = target.get(key)
         if key in target and (not isinstance(x, Tensor) or tuple(x.shape) != shape):
             got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is {kind(x)}"
-            raise ValueError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")
+            raise SettingError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")
     if "masks" in target and target["masks"].dtype not in (torch.bool, torch.uint8):
-        raise ValueError(f"`{name}['masks']` is {target['masks'].dtype}, expected bool or uint8: convert it")
+        raise SettingError(f"`{name}['masks']` is {target['masks'].dtype}, expected bool or uint8: convert it")
