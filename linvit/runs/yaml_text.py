@@ -71,13 +71,20 @@ def _with_hashes(value: Any) -> Any:
     return value.replace(HASH, "#") if isinstance(value, str) else value
 
 
-def plain(value: Any, key: str = "") -> Any:
+def plain(value: Any) -> Any:
     """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
 
-    Tuples become lists, paths text, numbers of other libraries Python's own. key: of the value, for the sentence.
+    Tuples become lists, paths text, numbers of other libraries Python's own.
 
-    Raises ValueError for everything else, such as NaN, infinity and numbers beyond HIGHEST.
+    Raises ValueError, naming the key, for everything else, such as NaN, infinity and numbers beyond HIGHEST.
     """
+    try:
+        return _plain(value, "")
+    except RecursionError as error:
+        raise ValueError("The values are nested too deeply: write them flatter.") from error
+
+
+def _plain(value: Any, key: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str | os.PathLike):
@@ -87,13 +94,13 @@ def plain(value: Any, key: str = "") -> Any:
             raise ValueError(f"{key} is {quoted(value)}, expected a number from -2^53 to 2^53: change it.")
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Mapping):
-        strange = next((name for name in value if not isinstance(name, str)), None)
-        if strange is not None:
-            where = f" below {key}" if key else ""
-            raise ValueError(f"The recipe has the key {quoted(strange)}{where}, expected text: put it in quotes.")
-        return {name: plain(item, f"{key}.{name}" if key else name) for name, item in value.items()}
+        for name in value:
+            if not isinstance(name, str):
+                where = f" below {key}" if key else ""
+                raise ValueError(f"The recipe has the key {quoted(name)}{where}, expected text: put it in quotes.")
+        return {name: _plain(item, f"{key}.{name}" if key else name) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [plain(item, key) for item in value]
+        return [_plain(item, key) for item in value]
     raise ValueError(
         f"{key or 'The recipe'} is {quoted(value)}, a {type(value).__name__}, expected a number, text, a list or a"
         " mapping: change it."

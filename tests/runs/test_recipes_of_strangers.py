@@ -162,11 +162,11 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (BOMB, "there are more than 10,000 values"),
-        (f"model:\n  name: x\n  {BOMB.replace(chr(10), chr(10) + '  ')}", "there are more than 10,000 values"),
-        ("a: &x [*x]", "*x refers to the value that contains it"),
-        ("a: " + "[" * 100_000, "nested more than 16 levels deep"),
-        ("- " * 100_000, "nested more than 16 levels deep"),
+        (BOMB, "a value with an alias in it"),
+        (f"model:\n  name: x\n  {BOMB.replace(chr(10), chr(10) + '  ')}", "a value with an alias in it"),
+        ("a: &x [*x]", "*x refers to a value with an alias in it"),
+        ("a: " + "[" * 100_000, "nested too deeply"),
+        ("- " * 100_000, "nested too deeply"),
         ("seed: 1\nseed: 2", "line 2, column 1: the key seed is given twice"),
         ("model: {1: x}", "the key 1 is not text, put it in quotes"),
         ("model: {on: x}", "the key on is not text"),
@@ -239,7 +239,7 @@ def test_deep_values_of_python_callers():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(ValueError, match="nested more than 16 levels deep"):
+    with pytest.raises(ValueError, match="nested too deeply"):
         plain({"model": deep})
 
 
@@ -258,11 +258,11 @@ def test_any_value_of_the_trainer_is_taken_or_named(key, value):
 @pytest.mark.parametrize(
     ("trainer", "sentence"),
     [
-        ({"devices": 9999}, "trainer.devices is 9999, but the number of CPU cores"),
-        ({"devices": list(range(9999))}, "but the number of CPU cores"),
-        ({"devices": "9999"}, "trainer.devices is 9999"),
+        ({"devices": 9999}, "trainer.devices is 9999, expected at most"),
+        ({"devices": list(range(9999))}, "…, expected at most"),
+        ({"devices": "9999"}, "trainer.devices is '9999', expected at most"),
         ({"num_nodes": 5}, "trainer.num_nodes is 5, but nothing started this process on several machines"),
-        ({"accelerator": "tpu"}, "trainer.accelerator is tpu, which this machine does not have"),
+        ({"accelerator": "tpu"}, "trainer.accelerator is 'tpu', expected one that this machine has"),
     ],
 )
 def test_what_the_machine_does_not_have(trainer, sentence):
