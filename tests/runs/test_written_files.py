@@ -44,7 +44,7 @@ def differs(outputs, recorded) -> float:
 @torch.inference_mode()
 def test_a_checkpoint_gives_what_it_gave(task):
     run = linvit.load_run(WRITTEN / task)
-    assert run.spec.name == task
+    assert run.task_name == task
     assert differs(OUTPUTS[task](run.network.double()), ABOUT[task]) < 1e-6
 
 
