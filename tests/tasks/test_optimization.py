@@ -97,3 +97,8 @@ def test_poly_bends_down_to_the_lowest_rate():
 def test_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match=r"`name` is 'linear', expected one of cosine, steps, poly"):
         rates(Schedule("linear"))
+
+
+def test_values_that_the_optimizer_refuses_are_one_sentence(network):
+    with pytest.raises(ValueError, match="The optimizer adamw refuses the `options` .*beta"):
+        Optimizer(options={"betas": [2, 3]}).build(network, 64)
