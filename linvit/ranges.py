@@ -19,12 +19,13 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from linvit.errors import SettingError, quoted
 
 Entry = TypeVar("Entry")
-shown = quoted
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 LISTED, NEAREST = 12, 3
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
@@ -230,6 +231,19 @@ def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
         annotation = annotations.get(name, Any)
         if not allows(annotation, value):
             raise SettingError.of(name, value, expected(annotation, got=value))
+
+
+def checked(verb: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Checks keyword-only options against their annotations first; SettingError for a value that is not allowed."""
+    parameters = inspect.signature(verb).parameters.values()
+    annotations = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @functools.wraps(verb)
+    def call(*args: Options.args, **options: Options.kwargs) -> Result:
+        check(annotations, options)
+        return verb(*args, **options)
+
+    return call
 
 
 def allows(annotation: Any, value: Any) -> bool:

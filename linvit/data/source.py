@@ -15,9 +15,9 @@ from torch.utils.data import Dataset, default_collate
 from linvit.data.disk import SHOWN
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 from linvit.environment import replica
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
-from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
+from linvit.ranges import Amount, Checked, Count, Range, Seed, allows
 
 USUAL_WORKERS = 8
 REACHED = tuple[Amount, Amount]  # epoch, batches of it
@@ -212,7 +212,7 @@ class Source(lightning.LightningDataModule, Checked):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         reached: Any = state_dict.get("reached")
         if not allows(REACHED, reached):
-            raise ValueError(f"The checkpoint's place in the data is {shown(reached)}: train again from the start.")
+            raise ValueError(f"The checkpoint's place in the data is {quoted(reached)}: train again from the start.")
         self._reached = tuple(reached)
         if self._batches:
             self._batches.reached = self._reached

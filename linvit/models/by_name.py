@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import timm
 from torch import nn
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import read_checkpoint
-from linvit.ranges import Range, check, shown
+from linvit.ranges import Range, check
 
 RATES = ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate")
 KNOWN = {**dict.fromkeys(RATES, Annotated[float, Range(0, below=1)] | None), "checkpoint_path": str | Path | None}
@@ -48,7 +48,7 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     check_model(name)
     if arguments.get("pretrained"):
         raise SettingError(
-            f"`pretrained` is {shown(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
+            f"`pretrained` is {quoted(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
             " and start from a run or a file of weights."
         )
     check(KNOWN, arguments)
@@ -100,7 +100,7 @@ def bundled_names() -> list[str]:
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
     if not isinstance(name, str):
-        raise SettingError(f"`name` is {shown(name)}, expected the name of a model: `linvit models` lists ours.")
+        raise SettingError(f"`name` is {quoted(name)}, expected the name of a model: `linvit models` lists ours.")
     if ":" in name:
         raise ValueError(
             f"The model {name!r} would be read from a hub or a folder: download its weights yourself, and give an"

@@ -94,9 +94,11 @@ def check_shard(
     shard: Shard | None, weighting: str | Tensor, cu_seqlens: Tensor | None, block_size: int | None
 ) -> None:
     """Raises ValueError for arguments of `linear_attention` that a shard excludes."""
+    if shard is None:
+        return
     weights = weighting if isinstance(weighting, Tensor) else None
     for name, value in {"weighting": weights, "cu_seqlens": cu_seqlens, "block_size": block_size}.items():
-        if shard is not None and value is not None:
+        if value is not None:
             raise ValueError(f"`{name}` is a {type(value).__name__}, but there is a `shard`: leave one out")
 
 

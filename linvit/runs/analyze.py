@@ -19,10 +19,10 @@ from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.errors import SettingError
 from linvit.files import check_writable, user_path, write_csv, write_json
-from linvit.ranges import Count, Share
+from linvit.ranges import Count, Share, checked
 from linvit.runs.images import AnalyzedImages, as_list, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
-from linvit.runs.run import Run, checked
+from linvit.runs.run import Run
 from linvit.runs.trained import Trained
 
 SCORE_IMAGES, SHOWN, MAGNITUDE_IMAGES = 8, 4, 4
@@ -120,7 +120,7 @@ class ImageRun(Run):
         Raises ValueError if an argument is unknown, or arguments do not fit together.
         """
         if what not in ("all", *ANALYSES):
-            raise SettingError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
+            raise SettingError.of("what", what, f"one of {', '.join(ANALYSES)} or all", "choose one of them")
         self.task.cpu()
         subject = self.subject()
         chosen = resolve_layers(subject.network, layers)

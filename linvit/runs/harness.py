@@ -23,10 +23,9 @@ from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.data.text.tokens import decoded_after
 from linvit.errors import SettingError
 from linvit.models.sequence import Decoder, generate
-from linvit.ranges import Count, known
+from linvit.ranges import Count, checked, known
 from linvit.runs.evaluate import HarnessMeasures
 from linvit.runs.progress import tracked
-from linvit.runs.run import checked
 from linvit.runs.trained import Trained
 
 LONGEST_ANSWER = 256

@@ -89,13 +89,13 @@ def _checkpoint_in(folder: Path) -> Path:
 
 def _from_checkpoint(path: Path) -> Run:
     stored = read_stored(path)
-    spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
+    run_class, model, preprocessing = stored.run_class, stored.model, stored.preprocessing
     channels = getattr(preprocessing, "channels", 3)
     tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
-    network = build_network(lambda: spec.create_network(model, stored.num_classes, channels), path, model, tensors)
-    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
-    task = spec.create_task(network, stored.num_classes, channels, **kept)
-    name = spec.title(model, network)
+    network = build_network(lambda: run_class.create_network(model, stored.num_classes, channels), path, model, tensors)
+    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *run_class.kept)}
+    task = run_class.create_task(network, stored.num_classes, channels, **kept)
+    name = run_class.title(model, network)
     try:
         task.load_state_dict(stored.weights)
     except RuntimeError as error:
@@ -103,7 +103,7 @@ def _from_checkpoint(path: Path) -> Run:
             f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
             " a version in which that model was another."
         ) from error
-    return spec(task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
+    return run_class(task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
 
 
 def _from_hub_folder(folder: Path) -> Run:

@@ -132,17 +132,17 @@ class Recipe:
 
     def __init__(self, values: Mapping[str, Any], *, trust: bool = False) -> None:
         values = plain(values)
-        self.spec = RUNS[_chosen(values, "task", RUNS, "classification")]
+        self.run_class = RUNS[_chosen(values, "task", RUNS, "classification")]
         self.source_name = _chosen(values, "data", SOURCES)
-        if self.source_name not in self.spec.sources:
+        if self.source_name not in self.run_class.sources:
             raise ValueError(
-                f"data.name is {self.source_name!r}, but the task {self.spec.task_name} learns from"
-                f" {', '.join(self.spec.sources)}: choose one of them."
+                f"data.name is {self.source_name!r}, but the task {self.run_class.task_name} learns from"
+                f" {', '.join(self.run_class.sources)}: choose one of them."
             )
-        self._source_class = self.spec.sources[self.source_name]
-        settings = {name: kind for name, kind in SETTINGS.items() if name in arguments(self.spec.task_class)}
+        self._source_class = self.run_class.sources[self.source_name]
+        settings = {name: kind for name, kind in SETTINGS.items() if name in arguments(self.run_class.task_class)}
         groups: dict[str, Mapping[str, Any]] = {
-            "task": _keys(self.spec.task_class, SET_ELSEWHERE),
+            "task": _keys(self.run_class.task_class, SET_ELSEWHERE),
             "data": _keys(self._source_class, {"seed"}),
             **{name: _keys(kind) for name, kind in settings.items()},
             "trainer": RANGES,
@@ -153,7 +153,7 @@ class Recipe:
             values = {**values, name: {key: value for key, value in keys.items() if key != "name"}}
         self._check(values, groups)
         self._components = components(values.get("trainer", {}), trust)
-        defaults = DEFAULTS | {"task": _defaults(self.spec.task_class, groups["task"])}
+        defaults = DEFAULTS | {"task": _defaults(self.run_class.task_class, groups["task"])}
         defaults |= {"data": _defaults(self._source_class, groups["data"])}
         defaults |= {name: asdict(kind()) for name, kind in settings.items()}
         defaults |= {"trainer": _defaults(Trainer, RANGES) | TRAINER}
@@ -166,7 +166,7 @@ class Recipe:
         with keys_of("schedule"):
             self._settings["schedule"].check_peak(self._settings["optimizer"])
         if self.values["processes_per_image"] > 1:
-            check_sharing("processes_per_image", self.spec.task_name, self.values["task"]["compile"])
+            check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 
     def _check(self, values: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises ValueError for keys that there are not, and values that their key does not allow."""
@@ -206,7 +206,7 @@ class Recipe:
 
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
-        names = {"task": {"name": self.spec.task_name}, "data": {"name": self.source_name}}
+        names = {"task": {"name": self.run_class.task_name}, "data": {"name": self.source_name}}
         return {key: names[key] | value if key in names else value for key, value in self.values.items()}
 
     def source(self) -> Source:
@@ -229,11 +229,11 @@ class Recipe:
         with keys_of("data", declared(type(source)), seed="seed"):
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         with keys_of("model"):
-            network = self.spec.create_network(dict(self.values["model"]), **facts)
+            network = self.run_class.create_network(dict(self.values["model"]), **facts)
         settings = {name: f"distillation.{name}" for name in declared(Distillation)}
         spelled = settings if "distillation" in self._settings else {}
-        with keys_of("task", declared(self.spec.task_class), **spelled):
-            task = self.spec.create_task(network, **facts, **self.values["task"], **self._settings, seed=seed)
+        with keys_of("task", declared(self.run_class.task_class), **spelled):
+            task = self.run_class.create_task(network, **facts, **self.values["task"], **self._settings, seed=seed)
         given = (self.values.get("distillation", {}).get("checkpoint"), self.values["task"].get("teacher"))
         teacher = getattr(task, "original", None) or getattr(getattr(task, "teacher", None), "network", None)
         with keys_of("data", declared(type(source)), seed="seed"):

@@ -1,11 +1,9 @@
 """A run: what can be done with a trained network. Each task has a subclass in `linvit.runs.tasks`."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 
@@ -33,21 +31,6 @@ PREPROCESSING: dict[str, Any] = {
     "mels": Annotated[int, Range(1, 2**12)],
     "context": Annotated[int, Range(1, 2**24)],
 }
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
-
-
-def checked(verb: Callable[Options, Result]) -> Callable[Options, Result]:
-    """Checks keyword-only options against their annotations first; ValueError for a value that is not allowed."""
-    declared = inspect.signature(verb).parameters.values()
-    annotations = {p.name: p.annotation for p in declared if p.kind is p.KEYWORD_ONLY}
-
-    @functools.wraps(verb)
-    def call(*args: Options.args, **options: Options.kwargs) -> Result:
-        check(annotations, options)
-        return verb(*args, **options)
-
-    return call
 
 
 class Run(Trained):

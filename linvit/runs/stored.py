@@ -43,7 +43,7 @@ class Stored:
     """
 
     path: Path
-    spec: type[Run]
+    run_class: type[Run]
     recipe: dict[str, Any]
     class_names: list[str]
     num_classes: int
@@ -167,19 +167,19 @@ def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -
     _check_needed(about, needed)
     check(ABOUT | {"class_names": list[str]}, about)
     recipe = about["recipe"]
-    spec = _check_recipe(recipe)
+    run_class = _check_recipe(recipe)
     facts = {name: value for name, value in about.items() if name not in needed}
-    check_names("entry", facts, spec.stored_facts)
-    check(spec.stored_facts, facts)
+    check_names("entry", facts, run_class.stored_facts)
+    check(run_class.stored_facts, facts)
     names, count = about["class_names"], about["num_classes"]
-    if spec.learns_classes:
+    if run_class.learns_classes:
         check({"num_classes": Count}, {"num_classes": count})
-    if len(names) != (count if spec.names_classes else 0):
+    if len(names) != (count if run_class.names_classes else 0):
         raise ValueError(f"it has {count} classes, but {len(names)} class names")
     if len(facts.get("category_ids", names)) != len(names):
         raise ValueError(f"it has {len(names)} classes, but {len(facts['category_ids'])} category ids")
-    preprocessing = _preprocessing(spec, about["preprocessing"])
-    return Stored(path, spec, recipe, names, count, preprocessing, facts, weights)
+    preprocessing = _preprocessing(run_class, about["preprocessing"])
+    return Stored(path, run_class, recipe, names, count, preprocessing, facts, weights)
 
 
 def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
@@ -188,13 +188,13 @@ def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
     check(GROUPS, recipe)
     task, data = ({key: value for key, value in recipe[name].items() if key != "name"} for name in ("task", "data"))
     check_names("task", [recipe["task"].get("name")], RUNS)
-    spec = RUNS[recipe["task"]["name"]]
-    check_names("data", [recipe["data"].get("name")], spec.sources)
-    source = spec.sources[recipe["data"]["name"]]
+    run_class = RUNS[recipe["task"]["name"]]
+    check_names("data", [recipe["data"].get("name")], run_class.sources)
+    source = run_class.sources[recipe["data"]["name"]]
     with keys_of("task"):
-        check_names("setting of the task", task, declared(spec.task_class))
-        _check_needed(task, ("ema_decay", *spec.kept))
-        check(spec.task_class, task)
+        check_names("setting of the task", task, declared(run_class.task_class))
+        _check_needed(task, ("ema_decay", *run_class.kept))
+        check(run_class.task_class, task)
     with keys_of("data"):
         check_names("setting of the data", data, declared(source))
         check(source, data)
@@ -203,14 +203,14 @@ def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
         with keys_of(name):
             check({"settings": dict}, {"settings": settings})
             check(kind, settings)
-    return spec
+    return run_class
 
 
-def _preprocessing(spec: type[Run], values: Mapping[str, Any]) -> Any:
+def _preprocessing(run_class: type[Run], values: Mapping[str, Any]) -> Any:
     with keys_of("preprocessing"):
-        spec.check_preprocessing(values)
-        _check_needed(values, required(spec.preprocessing_class))
-    preprocessing = spec.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
+        run_class.check_preprocessing(values)
+        _check_needed(values, required(run_class.preprocessing_class))
+    preprocessing = run_class.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
     lengths = {len(values[name]) for name in ("mean", "std") if name in values}
     lengths |= {values[name] for name in ("channels", "mels") if name in values}
     if len(lengths) > 1:

@@ -179,7 +179,7 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
         "preprocessing": asdict(source.preprocessing),
-        **recipe.spec.facts_to_store(source),
+        **recipe.run_class.facts_to_store(source),
     }
     keeper = RunFolder(folder, about, say if progress and not shown else None, draw)
     sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
@@ -218,7 +218,7 @@ class Summary(Callback):
         size = getattr(source.preprocessing, "size", None)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         facts = (
-            f"{self.recipe.spec.title(self.recipe.values['model'], network)}"
+            f"{self.recipe.run_class.title(self.recipe.values['model'], network)}"
             f"{f', pattern {pattern}' if pattern else ''}, {parameters / 1e6:.2f} million parameters",
             *_counts(trainer, source),
             f"{'×'.join(map(str, size))} px" if size else None,
@@ -284,7 +284,7 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
     Settings of the task that are newer than the run had their defaults then.
     """
     recipe = checked.resolved()
-    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task_class).items()}}
+    newer = {"task": {name: p.default for name, p in arguments(checked.run_class.task_class).items()}}
     newer["distillation"] = asdict(Distillation())
     for section in SAME:
         old, now = (

@@ -76,8 +76,8 @@ class Plan:
         model = {key: value for key, value in values["model"].items() if key != LOADED}
         facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # reads data: not on the meta device
         with torch.device("meta"):
-            network = recipe.spec.create_network(model, *facts)
-            task = recipe.spec.create_task(network, *facts, **settings)
+            network = recipe.run_class.create_network(model, *facts)
+            task = recipe.run_class.create_task(network, *facts, **settings)
         return cls(cell, values, source, task)
 
     def row(self) -> dict[str, Any]:

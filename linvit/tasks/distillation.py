@@ -11,9 +11,9 @@ import timm
 from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy, kl_div
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
-from linvit.ranges import Checked, OneOf, Range, Share, shown
+from linvit.ranges import Checked, OneOf, Range, Share
 from linvit.tasks.initialization import initialize
 
 HARD, SOFT = "hard", "soft"
@@ -66,7 +66,7 @@ class Distillation(Checked):
         arguments = dict(self.teacher) if isinstance(self.teacher, Mapping) else {"name": self.teacher}
         name = arguments.pop("name", None)
         if not isinstance(name, str) or not timm.is_model(name):
-            raise SettingError(f"timm does not know the `teacher` {shown(name)}: correct its name.")
+            raise SettingError(f"timm does not know the `teacher` {quoted(name)}: correct its name.")
         if two_heads:
             student.set_distilled_training(True)
         try:

@@ -100,5 +100,5 @@ def test_unknown_schedule_is_refused():
 
 
 def test_values_that_the_optimizer_refuses_are_one_sentence(network):
-    with pytest.raises(ValueError, match="The optimizer adamw refuses the `options` .*beta"):
+    with pytest.raises(ValueError, match=r"The optimizer adamw refuses the `options` .*beta"):
         Optimizer(options={"betas": [2, 3]}).build(network, 64)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from linvit.data.dense.masks import mask_fault
 from linvit.data.disk import read_json, stays_inside
-from linvit.ranges import shown
+from linvit.errors import quoted
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
@@ -169,11 +169,11 @@ def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[st
 def check_fields(place: str, entry: Any, fields: Mapping[str, Field]) -> None:
     """Raises ValueError for an entry without such fields; place: of the entry in its file, in words."""
     if not isinstance(entry, dict):
-        raise ValueError(f"{place} is {shown(entry)}, expected an object with {', '.join(fields)}: correct it.")
+        raise ValueError(f"{place} is {quoted(entry)}, expected an object with {', '.join(fields)}: correct it.")
     for key, field in fields.items():
         value = entry.get(key)
         if not field.holds(value):
-            raise ValueError(f"{place} has {shown(value)} as {key}, expected {field.expected}: correct it.")
+            raise ValueError(f"{place} has {quoted(value)} as {key}, expected {field.expected}: correct it.")
 
 
 def names_by_id(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -217,7 +217,7 @@ def check_annotations(
         if has_id:
             seen.add(entry["id"])
         if fault:
-            place = f"{path}: annotation {entry.get('id')} of image {shown(entry.get('image_id'))}"
+            place = f"{path}: annotation {entry.get('id')} of image {quoted(entry.get('image_id'))}"
             place = place if has_id else f"{path}: entry {number} of annotations"
             known.complaints.append(f"{places[number] if places else place} {fault}: correct or remove it.")
             continue
@@ -257,19 +257,19 @@ def fault_in(
     number, image, category = entry.get("id"), entry.get("image_id"), entry.get("category_id")
     box, area, crowd = entry.get("bbox"), entry.get("area"), entry.get("iscrowd")
     if not is_id(number):
-        return f"has the id {shown(number)}, expected a whole number"
+        return f"has the id {quoted(number)}, expected a whole number"
     if number in seen:
         return "has the id of another annotation"
     if not is_id(image) or image not in images:
         return "belongs to no image of the file"
     if not is_id(category) or category not in categories:
-        return f"has the unknown category {shown(category)}"
+        return f"has the unknown category {quoted(category)}"
     if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
-        return f"has the bbox {shown(box)}, expected [x, y, width, height] in pixels"
+        return f"has the bbox {quoted(box)}, expected [x, y, width, height] in pixels"
     if area is not None and not (is_number(area) and area >= 0):
-        return f"has the area {shown(area)}, expected a number of pixels"
+        return f"has the area {quoted(area)}, expected a number of pixels"
     if crowd not in (None, 0, 1):
-        return f"has iscrowd {shown(crowd)}, expected 0 or 1"
+        return f"has iscrowd {quoted(crowd)}, expected 0 or 1"
     left, top, width, height = box
     tall, wide = images[image]["height"], images[image]["width"]
     if min(width, height) < SMALLEST_SIDE:

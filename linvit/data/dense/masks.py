@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from linvit.ranges import shown
+from linvit.errors import quoted
 
 FARTHEST = 2  # times the longer side of the image; time and memory for a polygon grow with its size
 Segmentation = dict[str, Any] | list[list[float]]
@@ -29,9 +29,8 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> str:
     if isinstance(segmentation, dict):
         counts = segmentation.get("counts")
         if not isinstance(segmentation.get("size"), list | tuple) or tuple(segmentation["size"]) != tuple(size):
-            return (
-                f"has a mask of the size {shown(segmentation.get('size'))}, but its image has {pixels} (height × width)"
-            )
+            size_of_mask = quoted(segmentation.get("size"))
+            return f"has a mask of the size {size_of_mask}, but its image has {pixels} (height × width)"
         if isinstance(counts, list):
             are_counts = all(type(count) is int and count >= 0 for count in counts)
             if not are_counts or sum(counts) != size[0] * size[1]:

@@ -9,9 +9,8 @@ from linvit.data.dense.annotations import Annotations, Collected, is_number_in_t
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
-from linvit.ranges import shown
 
 LISTS = Path("ImageSets", "Main")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -81,7 +80,7 @@ class Voc(HeldOutObjects):
                 if isinstance(item, str):
                     collected.complaints.append(item)
                 elif item.name not in classes:
-                    complaint = f"{place} has the unknown class {shown(item.name)}: correct or remove it."
+                    complaint = f"{place} has the unknown class {quoted(item.name)}: correct or remove it."
                     collected.complaints.append(complaint)
                 else:
                     collected.add_object(place, classes.index(item.name), bbox=item.box, iscrowd=int(item.is_difficult))
@@ -99,7 +98,9 @@ class Voc(HeldOutObjects):
         names = [line.strip() for line in read_text(paths[split]).split("\n") if line.strip()]
         outside = [name for name in names if not stays_inside(name)]
         if outside:
-            raise ValueError(f"{paths[split]} has the name {shown(outside[0])}, expected that of an image: correct it.")
+            raise ValueError(
+                f"{paths[split]} has the name {quoted(outside[0])}, expected that of an image: correct it."
+            )
         return list(dict.fromkeys(names))
 
 
@@ -127,7 +128,7 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
     except Exception as error:  # the error depends on the damage
         raise ValueError(f"{path} is not a readable XML file ({reason_of(error)}): replace the file.") from error
     if tree.tag != "annotation":
-        raise ValueError(f"{path} has the element {shown(tree.tag)}, expected VOC's <annotation>: replace the file.")
+        raise ValueError(f"{path} has the element {quoted(tree.tag)}, expected VOC's <annotation>: replace the file.")
     sides = [tree.find(f"size/{name}") for name in ("height", "width")]
     try:
         height, width = (0.0 if side is None else _number(side, side.tag) for side in sides)
@@ -151,5 +152,5 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
 def _number(element: ElementTree.Element | None, name: str) -> float:
     text = "" if element is None or element.text is None else element.text.strip()
     if not is_number_in_text(text):
-        raise ValueError(f"has {shown(text)} as {name}, expected a number of pixels")
+        raise ValueError(f"has {quoted(text)} as {name}, expected a number of pixels")
     return float(text)

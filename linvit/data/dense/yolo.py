@@ -15,8 +15,8 @@ from linvit.data.dense.masks import area_of
 from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES, size_of
-from linvit.errors import SettingError
-from linvit.ranges import Amount, allows, shown
+from linvit.errors import SettingError, quoted
+from linvit.ranges import Amount, allows
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
@@ -126,7 +126,7 @@ def read_line(
     """
     words = line.split()
     if not all(map(is_number_in_text, words)):
-        raise ValueError(f"is {shown(line)}, expected numbers")
+        raise ValueError(f"is {quoted(line)}, expected numbers")
     if keypoints and len(words) != BOX + keypoints:
         raise ValueError(f"has {len(words)} numbers, expected {BOX + keypoints}: a class, a box and its keypoints")
     words = words[:BOX] if keypoints else words
@@ -194,11 +194,11 @@ def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     names = dict(enumerate(names)) if isinstance(names, list) else names
     if not allows(dict, names) or not all(type(key) is int and type(name) in (str, int) for key, name in names.items()):
         raise ValueError(
-            f"{path} has the names {shown(names)}, expected a list, or numbers with a name each: correct it."
+            f"{path} has the names {quoted(names)}, expected a list, or numbers with a name each: correct it."
         )
     if len(set(names.values())) < len(names):
         raise ValueError(f"{path} names two classes alike: rename one of them.")
     shape = content.get("kpt_shape", [0]) if names else [0]
     if not allows(list[Amount], shape):
-        raise ValueError(f"{path} has the kpt_shape {shown(shape)}, expected two whole numbers: correct it.")
+        raise ValueError(f"{path} has the kpt_shape {quoted(shape)}, expected two whole numbers: correct it.")
     return {key: str(names[key]) for key in sorted(names)}, math.prod(shape or [0])

@@ -23,9 +23,9 @@ from linvit.data.disk import files_below, none_usable, read_text, say_unread, st
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import SUFFIXES, CorruptImageError, naming, open_image, size_of
 from linvit.data.source import held_out_of, listed
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import user_path
-from linvit.ranges import Seed, Share, shown
+from linvit.ranges import Seed, Share
 
 SPLITS = ("train", "val")
 TABLE = "val_annotations.txt"  # of Tiny ImageNet: file, class and box of each image, separated by tabs
@@ -280,7 +280,7 @@ def _table(folder: Path) -> dict[str, str]:
         name = rest.split("\t")[0]
         if not name or not stays_inside(file) or file in table:
             raise ValueError(
-                f"{folder / TABLE}, line {number} is {shown(line)}, expected the name of an image that no line before"
+                f"{folder / TABLE}, line {number} is {quoted(line)}, expected the name of an image that no line before"
                 " has and its class, separated by a tab: correct it."
             )
         table[file] = name

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from linvit.data.disk import check_regular, files_below, read_text
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
-from linvit.ranges import Like, OneOf, Range, allows, expected, known, shown
+from linvit.ranges import Like, OneOf, Range, allows, expected, known
 
 Row = dict[str, Any]
 HELLASWAG_LINES = 6
@@ -112,14 +112,14 @@ def _of(benchmark: Benchmark, folder: Path, files: Sequence[Path]) -> list[Path]
 
 def _checked(row: Any, columns: Mapping[str, Any], path: Path, number: int) -> Row:
     if not isinstance(row, dict):
-        raise ValueError(f"{path}, item {number}, is {shown(row)}, expected an object with columns: correct it.")
+        raise ValueError(f"{path}, item {number}, is {quoted(row)}, expected an object with columns: correct it.")
     values: Row = {name: row.get(name) for name in columns}
     if isinstance(values.get("label"), str) and values["label"].isdecimal():
         values["label"] = int(values["label"])
     for name, value in values.items():
         if not allows(columns[name], value):
             raise ValueError(
-                f"{path}, item {number}, has {shown(value)} as {name!r}, expected {expected(columns[name])}: correct"
+                f"{path}, item {number}, has {quoted(value)} as {name!r}, expected {expected(columns[name])}: correct"
                 " it, or use another copy."
             )
     return values

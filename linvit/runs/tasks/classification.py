@@ -14,7 +14,7 @@ from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import check_writable, user_path
-from linvit.ranges import Count
+from linvit.ranges import Count, checked
 from linvit.released import check_target
 from linvit.runs.classifiers import ClassifierRun, most_probable
 from linvit.runs.evaluate import Measures
@@ -25,7 +25,6 @@ from linvit.runs.predictions import ClassPrediction, Predictions, check_output
 from linvit.runs.pushing import Pushed, check_access, check_repository, upload
 from linvit.runs.report import Section, answer_sections
 from linvit.runs.rows import SharedRows, in_processes, share
-from linvit.runs.run import checked
 from linvit.runs.weight_file import PLACES, Origin, origin_of, write_weight_file
 from linvit.tasks.classification import Classification
 

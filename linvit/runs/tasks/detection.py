@@ -24,7 +24,7 @@ from linvit.data.dense.yolo import Yolo
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
-from linvit.ranges import Amount, Share
+from linvit.ranges import Amount, Share, checked
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -38,7 +38,6 @@ from linvit.runs.dense import (
 from linvit.runs.images import as_list
 from linvit.runs.predictions import ObjectPrediction, untaken_name
 from linvit.runs.report import Section
-from linvit.runs.run import checked
 from linvit.tasks.detection import Detection, average_precision_by_class
 
 THRESHOLD = 0.5

@@ -22,10 +22,10 @@ from linvit.layers.mechanisms import at
 from linvit.models.dit import DiT
 from linvit.models.published import FLOPS, ROWS
 from linvit.models.registry import create
-from linvit.ranges import Amount, Count, Range, Some
+from linvit.ranges import Amount, Count, Range, Some, checked
 from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.report import Section
-from linvit.runs.run import NamedRun, checked
+from linvit.runs.run import NamedRun
 from linvit.tasks.diffusion import Diffusion
 from linvit.tasks.sampling import TRAIN_STEPS, sample
 

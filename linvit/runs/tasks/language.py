@@ -23,10 +23,10 @@ from linvit.errors import SettingError
 from linvit.layers.mechanisms import at
 from linvit.models.registry import create
 from linvit.models.sequence import SIZES, Decoder, DecoderCache, generate
-from linvit.ranges import Count, Range, check_names
+from linvit.ranges import Count, Range, check_names, checked
 from linvit.runs.evaluate import HarnessMeasures, Measures
 from linvit.runs.report import Section
-from linvit.runs.run import NamedRun, checked
+from linvit.runs.run import NamedRun
 from linvit.tasks.language import IGNORED, Language
 from linvit.tasks.language import Recall as RecallTask
 

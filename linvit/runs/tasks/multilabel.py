@@ -11,13 +11,12 @@ from torchmetrics import Metric
 from linvit.analysis.report import table
 from linvit.data.images.multilabel import MultiLabelImages
 from linvit.data.source import Source
-from linvit.ranges import Share
+from linvit.ranges import Share, checked
 from linvit.runs.classifiers import ClassifierRun
 from linvit.runs.images import as_list
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.report import Section
-from linvit.runs.run import checked
 from linvit.tasks.multilabel import MultiLabel, by_class
 
 

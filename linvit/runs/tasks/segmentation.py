@@ -23,7 +23,7 @@ from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import Amount
+from linvit.ranges import Amount, checked
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -40,7 +40,6 @@ from linvit.runs.large_images import check_pyramids, class_counts, in_strips, sa
 from linvit.runs.predictions import MapPrediction, untaken_name
 from linvit.runs.progress import tracked
 from linvit.runs.report import Section
-from linvit.runs.run import checked
 from linvit.runs.trained import Trained
 from linvit.streaming.networks import LABELS
 from linvit.tasks.segmentation import IGNORED, Segmentation, overlaps_by_class

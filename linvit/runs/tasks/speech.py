@@ -23,13 +23,13 @@ from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.published import ROWS, SIZE
 from linvit.models.registry import create
-from linvit.ranges import check_names, declared
+from linvit.ranges import check_names, checked, declared
 from linvit.runs.evaluate import Measures
 from linvit.runs.images import as_list, find_inputs
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.report import Section
-from linvit.runs.run import NamedRun, checked
+from linvit.runs.run import NamedRun
 from linvit.runs.trained import Trained
 from linvit.tasks.speech import Recognizer, Speech, known_beam
 from linvit.tasks.transcription import BLANK, CountedNGram, NGram, spelled, word_edits

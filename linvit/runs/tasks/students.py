@@ -15,18 +15,17 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
-from linvit.errors import SettingError
+from linvit.errors import SettingError, quoted
 from linvit.models.by_name import known_arguments
 from linvit.models.lessons import lessons, share
 from linvit.models.linearizing import Origin
 from linvit.models.swap import NAME
-from linvit.ranges import Count, shown
+from linvit.ranges import Count, checked
 from linvit.runs.classifiers import ClassifierRun, most_probable
 from linvit.runs.images import as_list
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.report import Section
-from linvit.runs.run import checked
 from linvit.runs.trained import Trained
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.classification import Classification
@@ -64,7 +63,7 @@ class StudentRun(ClassifierRun):
         name = arguments.pop("name", None)
         if name != NAME:
             raise SettingError(
-                f"`name` is {shown(name)}, expected {NAME!r}, with the teacher's model as `base`: set both, and the"
+                f"`name` is {quoted(name)}, expected {NAME!r}, with the teacher's model as `base`: set both, and the"
                 " `mechanism`."
             )
         arguments.setdefault("in_chans", channels)
