@@ -16,9 +16,10 @@ from linvit.bench import machine
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.source import Source, untransformed
 from linvit.deploy.facts import KEY
-from linvit.deploy.formats import FORMATS, openvino_core
+from linvit.deploy.formats import FORMATS
 from linvit.deploy.graph import OnPixels, exported, sample
-from linvit.deploy.quantizing import quantized
+from linvit.deploy.int8 import quantized
+from linvit.deploy.runtimes import openvino_core
 from linvit.environment import commit
 from linvit.fusion import fuse
 from linvit.models.by_name import bundled_names

@@ -336,7 +336,7 @@ def _int8(call: Call) -> None:
 
 def _counts(call: Call) -> None:
     """What `linvit models` prints; a test compares it with the code."""
-    from linvit.runs.listing import store_networks
+    from evidence.counts import store_networks
 
     store_networks()
 

@@ -9,7 +9,7 @@ from linvit_cli.run_arguments import call, chosen
 from linvit_cli.streams import show
 
 if TYPE_CHECKING:
-    from linvit.runs.pushing import Pushed
+    from linvit.runs.hub import Pushed
 
 HELP = "Publish a run on the Hugging Face hub, with a model card."
 EXAMPLES = (
@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from linvit.runs.hub import check_access, check_repository, upload
     from linvit.runs.loading import load_run
-    from linvit.runs.pushing import check_access, check_repository, upload
 
     card, settings = chosen(options, "license", "note", "folder"), data_settings(options.overrides)
     check_repository(options.repository)

@@ -144,7 +144,7 @@ def computed(path, images):
 
 def on_macos(monkeypatch):
     """Lets Core ML run here, computed by torch."""
-    monkeypatch.setattr("linvit.deploy.coreml.system", lambda: "Darwin")
+    monkeypatch.setattr("linvit.deploy.runtimes.system", lambda: "Darwin")
     monkeypatch.setattr(MLModel, "predict", _predict)
 
 

@@ -16,7 +16,6 @@ from evidence.__main__ import arguments
 from linvit.bench import kinds
 from linvit.bundled import bundled_files, list_networks
 from linvit.models.published import PUBLISHED
-from linvit.runs.model_card import network_card
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit_cli import _parser, parse
 from linvit_cli.overrides import recipe_overrides
@@ -26,6 +25,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
 generated = pytest.importorskip("generated")
 public = pytest.importorskip("public")
+network_card = pytest.importorskip("model_cards").network_card
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import commands
 import model_pages
 import python_pages
 import recipe_pages
-
-from linvit.runs.model_card import BIBTEX
+from model_cards import BIBTEX
 
 ROOT = Path(__file__).parents[2]
 FROM_THE_ROOT = {"CONTRIBUTING.md": "contribute/index.md", "CHANGELOG.md": "contribute/changes.md"}

@@ -1,8 +1,9 @@
 """The page of all networks, and a model card for each network of timm."""
 
+from model_cards import network_card
+
 from linvit.analysis.markdown import markdown_rows
 from linvit.bundled import caption, list_networks
-from linvit.runs.model_card import network_card
 from linvit.runs.tasks import RUNS
 from linvit_cli.models import readable
 

@@ -14,8 +14,8 @@ from linvit.bench.memory import MEBIBYTE, peak_of
 from linvit.deploy.facts import SequenceFacts
 from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
-from linvit.deploy.quantizing import need_int8, quantized
-from linvit.deploy.runtime import Session
+from linvit.deploy.int8 import need_int8, quantized
+from linvit.deploy.runtimes import Session
 from linvit.errors import SettingError
 from linvit.fusion import fuse
 

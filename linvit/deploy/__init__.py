@@ -11,22 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from linvit.deploy.coreml import MANIFEST, PACKAGE
-from linvit.deploy.detections import LEAST_SAME, matched
 from linvit.deploy.facts import DETECTIONS, Facts, SequenceFacts
 from linvit.deploy.formats import Format, session_of
 from linvit.deploy.graph import OnPixels, exported, sample, traced
-from linvit.deploy.quantizing import quantized
-from linvit.deploy.runtime import Session, silent_stderr
-from linvit.deploy.sensitivity import write_sensitivity
+from linvit.deploy.int8 import quantized, write_sensitivity
+from linvit.deploy.runtimes import MANIFEST, PACKAGE, Session, silent_stderr
 from linvit.errors import SettingError
 from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
 
 WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
+MASK_TOLERANCE = 10
+"""Masks are steeper: in trained networks they differ by up to 1e-4 where boxes differ by 1e-6 of their size."""
+
+LEAST_SAME = 0.99
+"""Rounding may decide otherwise which of two equal boxes suppresses the other, or which detection is the last."""
+
 TINY = torch.finfo(torch.float32).tiny
 Example = tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...] | None]
-Answer = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+Outputs = tuple[Tensor, ...]
 
 
 class Difference(NamedTuple):
@@ -90,30 +93,25 @@ def write(
     """
     if path.suffix == PACKAGE and (path / MANIFEST).is_file():
         check_writable(path.parent)
-        target = path
     else:
-        target = check_output_file(path)
+        path = check_output_file(path)
     if report is not None:
         check_writable(report)
     pixels = sample(facts.channels, facts.size, facts.dynamic).to(format.pixels)
     program = exported(OnPixels(fuse(network, "graph"), facts.mean, facts.std), pixels, facts.dynamic)
     if calibration is not None:
         if report is not None:
-            write_sensitivity(program, calibration, target.suffix, facts.dynamic, report)
-        program = quantized(program, calibration, target.suffix, facts.dynamic)
-    about = facts.to_json(), ("images",), facts.outputs
+            write_sensitivity(program, calibration, path.suffix, facts.dynamic, report)
+        program = quantized(program, calibration, path.suffix, facts.dynamic)
 
-    def check(session: Session) -> Difference:
+    def compare(session: Session) -> Difference:
         answers = _answers(OnPixels(network, facts.mean, facts.std), format, session, images)
         if facts.outputs == DETECTIONS:
             return _detected_difference(answers, format)
-        difference = _difference(answers)
-        _check_difference(difference, format, facts.calibrated > 0)
+        difference = _small_difference(answers, format, facts.calibrated > 0)
         return difference if facts.outputs == ("outputs",) else difference._replace(same=None)
 
-    difference = _kept(format, program, target, about, check)
-    sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
-    return Exported(target, format.name, facts, sizes, *(difference or ()))
+    return _kept(format, program, path, facts, compare, [tuple(batch.shape[2:]) for batch in images])
 
 
 def write_sequence(
@@ -129,60 +127,46 @@ def write_sequence(
 
     Args:
         network: from a batch to its logits, in float32, as a tuple of one.
-        path, format: of the file.
-        facts: what the file says about itself.
+        path, format, facts: as in `write`.
         example: the module that is written, with inputs for it and their `dynamic_shapes`.
         batches: inputs to compare the file with the network on.
         whole: from the session of the file to the same function of the file.
-
-    Raises ValueError as `write`.
     """
-    target = check_output_file(path)
-    about = facts.to_json(), facts.inputs, facts.outputs
 
-    def check(session: Session) -> Difference:
-        difference = _difference(_answers(network, format, whole(session), batches))
-        _check_difference(difference, format, int8=False)
-        return difference._replace(same=None)
+    def compare(session: Session) -> Difference:
+        answers = _answers(network, format, whole(session), batches)
+        return _small_difference(answers, format, int8=False)._replace(same=None)
 
-    difference = _kept(format, traced(*example), target, about, check)
-    return Exported(target, format.name, facts, tuple((batch.shape[1],) for batch in batches), *(difference or ()))
+    sizes = [tuple(batch.shape[1:2]) for batch in batches]
+    return _kept(format, traced(*example), check_output_file(path), facts, compare, sizes)
 
 
 def _kept(
     format: Format,
     program: ExportedProgram,
     target: Path,
-    about: tuple[str, Sequence[str], Sequence[str]],
-    check: Callable[[Session], Difference],
-) -> Difference | None:
-    """Writes a program, and keeps the file if the check passes; about: facts, and the names of inputs and outputs."""
+    facts: Facts | SequenceFacts,
+    compare: Callable[[Session], Difference],
+    sizes: Sequence[tuple[int, ...]],
+) -> Exported:
+    """Writes a program, and keeps the file if `compare`, which gets its session, raises nothing."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
-        session = session_of(format, program, written, *about)
-        difference = None if session is None else check(session)
+        session = session_of(format, program, written, facts.to_json(), facts.inputs, facts.outputs)
+        difference = () if session is None else compare(session)
         files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
         if target.is_dir():
             os.replace(target, Path(folder) / "replaced")
         for file in files:
             os.replace(file, target.parent / file.name)
-    return difference
+    return Exported(target, format.name, facts, tuple(sizes), *difference)
 
 
-def _check_difference(difference: Difference, format: Format, int8: bool) -> None:
-    exact = difference.error <= WORST_INT8 if int8 else difference.difference <= format.tolerance * difference.largest
-    if exact:  # NaN is not
-        return
-    by = f"{difference.error:.0%} (root mean square)" if int8 else f"{difference.difference:.2g}"
-    way = "calibrate on images like those of the training, or leave `int8` out" if int8 else "try another format"
-    raise ValueError(
-        f"The outputs of the {format.name} file differ from those of the network by {by}, the largest being"
-        f" {difference.largest:.2g}, so it is not kept: {way}."
-    )
-
-
-def _answers(network: Session, format: Format, session: Session, images: Iterable[Tensor]) -> Iterator[Answer]:
+def _answers(
+    network: Session, format: Format, session: Session, images: Iterable[Tensor]
+) -> Iterator[tuple[Outputs, Outputs]]:
+    """The outputs of the network and of the file, batch by batch."""
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
@@ -197,7 +181,7 @@ def _answers(network: Session, format: Format, session: Session, images: Iterabl
         yield expected, outputs
 
 
-def _detected_difference(answers: Iterable[Answer], format: Format) -> Difference:
+def _detected_difference(answers: Iterable[tuple[Outputs, Outputs]], format: Format) -> Difference:
     """The difference of the detections of both; raises ValueError for a file that has others than the network."""
     expected, outputs, same = matched(answers, format.tolerance)
     if same < LEAST_SAME:
@@ -208,7 +192,23 @@ def _detected_difference(answers: Iterable[Answer], format: Format) -> Differenc
     return _difference([(expected, outputs)])._replace(same=same)
 
 
-def _difference(answers: Iterable[Answer]) -> Difference:
+def _small_difference(answers: Iterable[tuple[Outputs, Outputs]], format: Format, int8: bool) -> Difference:
+    """The difference of the outputs of both; raises ValueError for one that is too large, or NaN."""
+    difference = _difference(answers)
+    by, way = f"{difference.difference:.2g}", "try another format"
+    exact = difference.difference <= format.tolerance * difference.largest
+    if int8:
+        exact, by = difference.error <= WORST_INT8, f"{difference.error:.0%} (root mean square)"
+        way = "calibrate on images like those of the training, or leave `int8` out"
+    if not exact:
+        raise ValueError(
+            f"The outputs of the {format.name} file differ from those of the network by {by}, the largest being"
+            f" {difference.largest:.2g}, so it is not kept: {way}."
+        )
+    return difference
+
+
+def _difference(answers: Iterable[tuple[Outputs, Outputs]]) -> Difference:
     classes, batches = [], []
     for expected, outputs in answers:
         classes.append((expected[0].argmax(1) == outputs[0].argmax(1)).flatten())
@@ -221,3 +221,48 @@ def _difference(answers: Iterable[Answer]) -> Difference:
     worst = (differences / largest.clamp_min(TINY)).argmax()  # NaN is above all
     same = torch.cat(classes).float().mean()
     return Difference(float(differences[worst]), float(largest[worst]), float(errors[worst]), float(same))
+
+
+def matched(answers: Iterable[tuple[Outputs, Outputs]], tolerance: float) -> tuple[Outputs, Outputs, float]:
+    """The detections of all images that network and file agree on, in pairs, and their share of all detections.
+
+    Two detections agree if their labels are the same, if their scores, and boxes as shares of the largest coordinate,
+    differ by at most the tolerance, and their masks by at most ten times as much.
+
+    Args:
+        answers: for each image the outputs DETECTIONS (of linvit.deploy.facts) of the network and of the file.
+        tolerance: largest difference.
+    """
+    ours: list[Outputs] = []
+    theirs: list[Outputs] = []
+    count = 0
+    for expected, outputs in answers:
+        here, there = _pairs(expected, outputs, tolerance)
+        ours.append(tuple(values[here] for values in expected))
+        theirs.append(tuple(values[there] for values in outputs))
+        count += max(len(expected[0]), len(outputs[0]))
+    if count == 0:
+        raise SettingError(
+            "The network detects nothing in the images that the file is compared on: set `images` to some with objects"
+            " of its classes."
+        )
+    share = sum(len(outputs[0]) for outputs in ours) / count
+    expected, outputs = (tuple(map(torch.cat, zip(*each, strict=True))) for each in (ours, theirs))
+    return expected, outputs, share
+
+
+def _pairs(expected: Outputs, outputs: Outputs, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The places of the detections that agree, each the closest to the other."""
+    if 0 in (len(expected[0]), len(outputs[0])):
+        return torch.arange(0), torch.arange(0)
+    scale = expected[0].abs().amax().clamp_min(1)  # pixels
+    ours, theirs = (
+        torch.cat((boxes / scale, scores[:, None], masks.flatten(1) / MASK_TOLERANCE), dim=1).double()
+        for boxes, scores, _, masks in (expected, outputs)
+    )
+    gaps = (ours[:, None] - theirs).abs().amax(-1)  # cdist would leave NaN out
+    gaps[expected[2][:, None] != outputs[2]] = torch.inf
+    closest, back = gaps.argmin(1), gaps.argmin(0)
+    here = torch.arange(len(ours))
+    agree = (back[closest] == here) & (gaps[here, closest] <= tolerance)
+    return here[agree], closest[agree]

@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from linvit.data.images.augmented import INTERPOLATIONS
 from linvit.data.images.image import Deviation
 from linvit.files import reason_of
-from linvit.ranges import Count, OneOf, Range, check
+from linvit.ranges import Amount, Count, OneOf, Range, check, declared
 
 BACKBONE = "backbone"
 DETECTIONS = ("boxes", "scores", "labels", "masks")
@@ -44,18 +44,19 @@ class Facts:
     name: str
     task: str
     class_names: tuple[str, ...]
-    size: tuple[int, int]
-    smallest: int
+    size: tuple[Count, Count]
+    smallest: Amount
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
+    std: tuple[Deviation, ...]
+    interpolation: Annotated[str, OneOf(INTERPOLATIONS)]
+    crop_pct: Annotated[float, Range(above=0, most=1)]
     weights: str
     outputs: tuple[str, ...] = ("outputs",)
-    strides: tuple[int, ...] = ()
-    fit: tuple[int, int] | None = None
-    stored: Mapping[str, Any] = field(default_factory=dict)
-    calibrated: int = 0
+    strides: tuple[Count, ...] = ()
+    fit: tuple[Count, Count] | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+    calibrated: Amount = 0
+    inputs: ClassVar[tuple[str, ...]] = ("images",)
 
     @property
     def channels(self) -> int:
@@ -96,11 +97,11 @@ class SequenceFacts:
     task: str
     weights: str
     mechanism: str
-    logits: int
+    logits: Count
     dynamic: bool
-    states: Mapping[str, Sequence[int]]
+    states: dict[str, list[Amount]]
     class_names: tuple[str, ...] = ()
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     calibrated: ClassVar[int] = 0
 
     @property
@@ -120,36 +121,6 @@ class SequenceFacts:
 SEQUENCES: Mapping[str, str] = {"language": "tokens", "speech": "features"}
 """The tasks of SequenceFacts, and the inputs of their networks."""
 
-RANGES: Mapping[str, Any] = {
-    "name": str,
-    "task": str,
-    "class_names": list[str],
-    "size": tuple[Count, Count],
-    "smallest": Annotated[int, Range(0)],
-    "mean": list[float],
-    "std": list[Deviation],
-    "interpolation": Annotated[str, OneOf(INTERPOLATIONS)],
-    "crop_pct": Annotated[float, Range(above=0, most=1)],
-    "weights": str,
-    "outputs": list[str],
-    "strides": list[Count],
-    "fit": tuple[Count, Count] | None,
-    "stored": dict[str, Any],
-    "calibrated": Annotated[int, Range(0)],
-}
-
-SEQUENCE_RANGES: Mapping[str, Any] = {
-    "name": str,
-    "task": str,
-    "weights": str,
-    "mechanism": str,
-    "logits": Count,
-    "dynamic": bool,
-    "states": dict[str, list[Annotated[int, Range(0)]]],
-    "class_names": list[str],
-    "preprocessing": dict[str, Any],
-}
-
 
 def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
     """The facts in JSON; raises FactsError, naming the file, if they are missing or damaged."""
@@ -157,23 +128,15 @@ def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
         raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
     try:
         values = json.loads(text)
-        if values["task"] in SEQUENCES:
-            return _read(SequenceFacts, SEQUENCE_RANGES, values)
-        return _read(Facts, RANGES, values)
+        kind: Any = SequenceFacts if values["task"] in SEQUENCES else Facts
+        values = {name: values[name] for name in declared(kind)}
+        check(kind, values)
+        facts: Facts | SequenceFacts = kind(
+            **{key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise FactsError(f"What {path} says about itself is damaged ({reason_of(error)}): export it again.") from error
-
-
-Kind = TypeVar("Kind", Facts, SequenceFacts)
-
-
-def _read(kind: type[Kind], ranges: Mapping[str, Any], values: Mapping[str, Any]) -> Kind:
-    check(ranges, {name: values[name] for name in ranges})
-    return kind(**{entry.name: _frozen(values[entry.name]) for entry in fields(kind)})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return facts
 
 
 def digest(network: nn.Module) -> str:

@@ -46,10 +46,7 @@ def sample(channels: int, size: tuple[int, int], dynamic: bool) -> Tensor:
 
 
 def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> ExportedProgram:
-    """The program of a network for these images; with `dynamic` for any batch, height and width.
-
-    Raises ValueError for a network that torch.export cannot follow.
-    """
+    """The program of a network for these images; with `dynamic` for any batch, height and width."""
     return traced(network, (images,), (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),) if dynamic else None)
 
 
@@ -57,8 +54,6 @@ def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ..
     """The program of a network for inputs like these; shapes: as `dynamic_shapes` of torch.export.
 
     No tensor may be given twice, because torch.export would take two inputs for one.
-
-    Raises ValueError for a network that torch.export cannot follow.
     """
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK

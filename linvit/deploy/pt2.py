@@ -63,8 +63,6 @@ class Program:
     Args:
         graph: `graph_module` of the file.
         weights: parameters, buffers and constants by name.
-
-    Raises ValueError for an operator that is not in OPERATORS, and errors of many classes for a damaged graph.
     """
 
     def __init__(self, graph: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linvit.deploy.facts import SequenceFacts
-from linvit.deploy.runtime import Session
+from linvit.deploy.runtimes import Session
 from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.operator import Operator
 from linvit.models.conformer import Conformer
@@ -125,12 +125,11 @@ class Unpadded(nn.Module):
         return (self.network(features)[0],)
 
 
-def unfused(network: nn.Module) -> nn.Module:
-    """The network with softmax attention as products: the views of fused attention hold for some sizes alone."""
+def unfuse(network: nn.Module) -> None:
+    """Lets softmax attention be computed as products: the views of fused attention hold for some sizes alone."""
     for module in network.modules():
         if isinstance(module, Operator):
             module.fused = False
-    return network
 
 
 def decoder_example(network: Decoder, facts: SequenceFacts) -> tuple[nn.Module, tuple[Tensor, ...], Any]:
@@ -158,7 +157,7 @@ class DecoderFile:
     session: Session
 
     def read(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """As Decoder.read. Raises ValueError for several sequences, if the file reads one."""
+        """As Decoder.read."""
         if not self.facts.dynamic and len(tokens) > 1:
             raise ValueError(f"The file reads one sequence, but the batch has {len(tokens)}: give one at a time.")
         states = zeros(self.facts.states, len(tokens)) | states_in(cache)

@@ -116,8 +116,6 @@ class ImageRun(Run):
             query: (height, width) in 0..1 of the query whose scores are shown.
             progress: show progress bars.
             overrides: settings of the data, see `source`.
-
-        Raises ValueError if an argument is unknown, or arguments do not fit together.
         """
         if what not in ("all", *ANALYSES):
             raise SettingError.of("what", what, f"one of {', '.join(ANALYSES)} or all", "choose one of them")
@@ -155,10 +153,7 @@ class ImageRun(Run):
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
-    """Resolves names and numbers (from 1) to names of attention layers, in the network's order.
-
-    Raises ValueError if the network has no such layers, or not this one.
-    """
+    """Resolves names and numbers (from 1) to names of attention layers, in the network's order."""
     known = attention_layers(network)
     chosen = set(known if layers is None else ())
     for layer in map(str, layers or ()):

@@ -1,24 +1,17 @@
 """Shared by classification and multi-label classification: one logit per class of an image."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import timm
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.cost import count_cost
 from linvit.data.images.image import CorruptImageError, Preprocessing, naming
 from linvit.data.source import Source
-from linvit.models.by_name import bundled_weights, create_classifier, is_ours
-from linvit.models.published import PUBLISHED
-from linvit.models.swap import NAME as LINEARIZED
-from linvit.models.swapped import BASES
+from linvit.models.by_name import create_classifier
 from linvit.runs.analyze import ImageRun, Subject
-from linvit.runs.images import find_images, read_image
-from linvit.runs.large_images import in_strips
+from linvit.runs.images import find_images, in_strips, read_image
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
 from linvit.runs.progress import tracked
 
@@ -29,10 +22,6 @@ class ClassifierRun(ImageRun):
     """A run of a timm network with one output per class."""
 
     preprocessing_class = Preprocessing
-    listing_caption = (
-        "MACs per image at the given size: convolutions and linear layers, + attention products. Weights: the tag of"
-        " those that timm.create_model(MODEL.TAG, pretrained=True) loads, cifar10 from linvit itself, in1k from the hub"
-    )
 
     @classmethod
     def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
@@ -82,41 +71,10 @@ class ClassifierRun(ImageRun):
             predictions.save(path)
         return predictions
 
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """The networks that linvit registers with timm, by family.
-
-        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
-        (millions) and published_macs (billions) as printed in the papers, None if they are not,
-        weights (timm's tag of the weights: cifar10 for those that come with linvit; None if there are none) and family.
-        """
-        for name in model_names():
-            network = timm.create_model(name, device="meta")
-            config = cast(Mapping[str, Any], network.pretrained_cfg)
-            published = PUBLISHED.get(name)
-            weights = timm.list_pretrained(f"{name}.*")  # on a hub, or files in this copy of linvit
-            tagged = [(full.partition(".")[2], bundled_weights(full)) for full in weights]
-            yield {
-                "name": name,
-                **asdict(count_cost(network, config["input_size"])),
-                "pattern": network.pattern,
-                "input_size": list(config["input_size"]),
-                "published_top1": published.top1 if published else None,
-                "published_parameters": published.parameters if published else None,
-                "published_macs": published.macs if published else None,
-                "weights": next((tag for tag, file in tagged if file is None or file.is_file()), None),
-                "family": next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0]),
-            }
-
 
 def most_probable(count: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """From logits (classes,) the softmax probabilities and indices of the first classes, most probable first."""
     return lambda logits: logits.softmax(-1).topk(min(count, len(logits)))
-
-
-def model_names() -> list[str]:
-    """The names that linvit registers with timm, by family; without "linearized", which is any network converted."""
-    return [name for name in timm.list_models() if is_ours(name) and name != LINEARIZED]
 
 
 def _in_batches(

@@ -76,9 +76,6 @@ def check_data(
         format: `data.name` of the data in recipes; by default the only format that fits the folder.
         overrides: further settings of the data, as in recipes, such as {"needs_masks": False}.
         progress: shows a bar, or log lines if stderr is not a terminal.
-
-    Raises ValueError for a folder that fits no format or several, an unknown setting, and data that cannot be used at
-    all.
     """
     overrides = overrides or {}
     root = user_path(root)
@@ -106,10 +103,7 @@ def check_data(
 
 
 def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
-    """The settings `data` of a recipe for a folder of data.
-
-    Raises ValueError for a folder that fits no format or several, and for a format that is unknown.
-    """
+    """The settings `data` of a recipe for a folder of data."""
     if format is not None:
         return known("format", format, RECOGNIZED).found_in(root) or {"name": format, "root": str(root)}
     fitting = _fitting(root)

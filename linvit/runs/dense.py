@@ -1,9 +1,7 @@
 """Shared by detection and segmentation: networks on a backbone, predictions in a folder, and reports."""
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -13,7 +11,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from linvit.analysis.dense_cost import count_dense_cost
 from linvit.analysis.dense_images import side_by_side
 from linvit.analysis.report import paragraph, pixel_image
 from linvit.data.dense.source import DensePreprocessing
@@ -25,10 +22,9 @@ from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
-from linvit.models.published import FLOPS, SIZE, dense_row
 from linvit.runs.analyze import ImageRun, Subject
+from linvit.runs.evaluate import prepared_for
 from linvit.runs.images import find_images, read_image
-from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import Predictions
 from linvit.runs.progress import tracked
 from linvit.runs.report import Section
@@ -38,7 +34,6 @@ AT_ONCE = 1 << 26  # elements of masks or logits at the size of the file, kept i
 SHOWN = 8  # images of a report
 PIXEL_BYTES = 64  # measured: 9.9 GiB for a segmentor on an image of 13,000 × 13,000 px
 OVERLAYS = "overlays"
-FAMILIES, SIZES = ("ravlt", "mavit"), ("tiny", "small", "base", "large")
 
 Saver = Callable[[Any, Tensor], None]
 """Writes a prediction and its image, uint8 (3, height, width)."""
@@ -49,9 +44,6 @@ class DenseRun(ImageRun):
 
     frameworks: ClassVar[Iterable[str]]
     preprocessing_class = DensePreprocessing
-    listing_caption = (
-        "MACs of convolutions and linear layers (the papers' FLOPs also count norms, up to 0.5 %), + attention products"
-    )
 
     @classmethod
     def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
@@ -133,24 +125,6 @@ class DenseRun(ImageRun):
                 rows.append(row)
                 kept.append(item)
         return DensePredictions(self, rows, unreadable, kept, folder)
-
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
-
-        Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
-        billions (as printed in the papers, None if they are not); family.
-        """
-        for framework, family in itertools.product(cls.frameworks, FAMILIES):
-            for size in SIZES:
-                for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
-                    backbone = f"{family}_{size}{suffix}"
-                    row: dict[str, Any] = {"framework": framework, "backbone": backbone, "pattern": pattern}
-                    published = dense_row(framework, backbone)
-                    values = published.values if published else {}
-                    row |= asdict(count_dense_cost(framework, backbone))
-                    row |= {"published_parameters": values.get(SIZE), "published_macs": values.get(FLOPS)}
-                    yield row | {"family": family}
 
 
 class DensePredictions(Predictions[Any]):

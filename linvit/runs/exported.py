@@ -13,7 +13,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from linvit.data.images.image import SMALLEST
 from linvit.deploy.facts import DETECTIONS, Facts, FactsError, SequenceFacts
-from linvit.deploy.runtime import Session
+from linvit.deploy.runtimes import Session
 from linvit.deploy.sequences import DecoderFile
 from linvit.layers.causal import Packing
 from linvit.layers.conformer import subsampled
@@ -36,7 +36,7 @@ class ExportedNetwork(nn.Module):
         self.register_buffer("std", torch.tensor(facts.std)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (batch, classes) or (batch, classes, height, width). Raises ValueError for what is not that."""
+        """Logits (batch, classes) or (batch, classes, height, width)."""
         logits = self.outputs(images)[0]
         if logits.shape[1:2] != (self.num_classes,) or not logits.isfinite().all():
             raise FactsError(
@@ -46,7 +46,7 @@ class ExportedNetwork(nn.Module):
         return logits
 
     def outputs(self, images: Tensor) -> list[Tensor]:
-        """All outputs of the file. Raises ValueError for images that it cannot read."""
+        """All outputs of the file."""
         self.facts.check(images.shape, self.path)
         pixels = ((images.float() * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
         batches = [pixels] if self.facts.dynamic else pixels.split(1)

@@ -1,11 +1,11 @@
 """Networks written to files of other runtimes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
@@ -18,19 +18,24 @@ from torch import Tensor, nn
 from linvit.analysis.scores import evenly
 from linvit.arguments import check_network, kind
 from linvit.data.images.image import SMALLEST, CorruptImageError, Preprocessing, Side
-from linvit.deploy import Exported, write
-from linvit.deploy.facts import BACKBONE, DETECTIONS, SEQUENCES, Facts, digest
+from linvit.data.speech.audio import FLOOR, HOP, WINDOW
+from linvit.data.text.source import TextPreprocessing
+from linvit.data.text.tokens import BYTES, open_tokenizer
+from linvit.deploy import Exported, write, write_sequence
+from linvit.deploy.facts import BACKBONE, DETECTIONS, SEQUENCES, Facts, SequenceFacts, digest
 from linvit.deploy.formats import format_of
-from linvit.deploy.quantizing import need_int8
+from linvit.deploy.int8 import need_int8
+from linvit.deploy.sequences import conformer_example, decoder_example, in_pieces, state_shapes, unfuse
 from linvit.errors import SettingError
 from linvit.files import user_path
+from linvit.models.conformer import Conformer
 from linvit.models.dense.anchors import Anchors
 from linvit.models.dense.backbone import STRIDES, DenseBackbone
 from linvit.models.dense.mask_rcnn import RegionDetector
 from linvit.models.dense.retinanet import RetinaNet
-from linvit.ranges import Range, check
+from linvit.models.sequence import Decoder
+from linvit.ranges import Range, check, check_names
 from linvit.runs.exported import ExportedConformer, ExportedDecoder, ExportedNetwork
-from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.trained import Trained, classifier_parts
 from linvit.tasks.classification import Classification
@@ -47,29 +52,47 @@ EXPORTED: dict[type[Task], str] = {
 }
 """The tasks on images whose networks can be exported, and their names in the files."""
 SCALES = (1.25, 0.75, 1.5)  # of further sizes to compare at, of which the first two are used that the file reads
-ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
-ARGUMENTS |= {"opset": Annotated[int, Range(18, 23)] | None}
 REGION_SUFFIXES = (".onnx", ".xml")  # of files of region detectors: the others have no non-maximum suppression
+SEQUENCE_SUFFIXES = (".onnx", ".xml", ".pt2")
 MOST = 16  # images to compare on
 AT_ONCE = 2  # of them, because maps of logits are large
 FEWEST_TO_CALIBRATE, MOST_TO_CALIBRATE = 16, 256
+COMPARED = ((1, 99), (2, 24))  # sequences and tokens of the comparisons
+LONGEST = max(batch * length for batch, length in COMPARED)
+TEXT = "A file is read in its runtime as its users read it: many tokens at once, then a few, then one after the other. "
+FRAMES = ((1, 5), (1, 301), (2, 75))  # utterances and frames
 
 logger = logging.getLogger(__name__)
 
 
-def export(
-    source: Trained | nn.Module,
-    path: str | Path,
-    *,
-    size: int | tuple[int, int] | None = None,
-    dynamic: bool | None = None,
-    images: Sequence[Any] | None = None,
-    compiled: bool = False,
-    opset: int | None = None,
-    int8: bool = False,
-    calibrate: Sequence[Any] | None = None,
-    report: str | Path | None = None,
-) -> Exported:
+class ExportOptions(TypedDict, total=False):
+    """How a file is written; of these, decoders and Conformers have `dynamic` and `opset` alone.
+
+    size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their short
+    side). dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
+    that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of images only
+    from 64 px; never for Mask R-CNN and its cascade, nor for networks that refuse other sizes, as most of timm's ViTs
+    do). images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
+    `calibrate`); a Mask R-CNN must detect something in them. compiled: whether a .pt2 file has machine code for
+    processors like this one, made by torch's AOTInductor with a C++ compiler; torch opens it, linvit does not. opset:
+    opset version of an .onnx file, for older runtimes (default: torch's choice, 20 in PyTorch 2.15). int8: whether
+    convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte. calibrate: with `int8`,
+    image files, folders, PIL images or arrays from which the ranges of activations are taken, 16 or more; of more than
+    256, as many are evenly chosen. report: with `int8`, a folder for the sensitivity of every layer to 8 bits: a table
+    (CSV) and a figure.
+    """
+
+    size: Side | tuple[Side, Side] | None
+    dynamic: bool | None
+    images: Sequence[Any] | None
+    compiled: bool
+    opset: Annotated[int, Range(18, 23)] | None
+    int8: bool
+    calibrate: Sequence[Any] | None
+    report: str | Path | None
+
+
+def export(source: Trained | nn.Module, path: str | Path, **options: Unpack[ExportOptions]) -> Exported:
     """Writes a network to a file of another runtime, runs it there and compares it with the network in float32.
 
     Core ML runs on macOS alone: on other systems, such a file is written and read again, but not run.
@@ -88,28 +111,14 @@ def export(
     the start; it returns logits (batch, tokens, vocabulary) and the states after these tokens. That of a Conformer with
     head "ctc" reads float32 features (batch, frames, mels) without padding and returns logits (batch, frames / 4
     rounded up, tokens). Both can be .onnx, .xml and .pt2. They are compared on bytes of English text, read in pieces
-    and token by token, and on random features; only `dynamic` is for them too.
+    and token by token, and on random features.
 
     Args:
         source: a timm classifier, a backbone (a timm model with `features_only=True` or a DenseBackbone), a Decoder, or
             a Conformer; a run has the method `export`.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export), .pte (ExecuTorch) or
             .mlpackage (Core ML, a folder).
-        size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
-            short side).
-        dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
-            that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of
-            images only from 64 px; never for Mask R-CNN and its cascade, nor for networks that refuse other sizes, as
-            most of timm's ViTs do).
-        images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
-            `calibrate`); a Mask R-CNN must detect something in them.
-        compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
-            C++ compiler; torch opens it, linvit does not.
-        opset: opset version of an .onnx file, for older runtimes (default: torch's choice, 20 in PyTorch 2.15).
-        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte.
-        calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
-            taken, 16 or more; of more than 256, as many are evenly chosen.
-        report: with `int8`, a folder for the sensitivity of every layer to 8 bits: a table (CSV) and a figure.
+        options: size, dynamic, images, compiled, opset, int8, calibrate and report, see ExportOptions.
 
     Returns:
         The file's path and the largest difference; None if the runtime does not run on this system.
@@ -117,39 +126,57 @@ def export(
     Raises:
         ImportError: if the runtime is missing (the message names the extra of linvit that installs it), or the C++
             compiler.
-        ValueError: for `int8` without `calibrate` or the other way round, too few images to calibrate on, a network
-            that is none of these, another suffix, a network that cannot be exported, no readable image, images
+        ValueError: for options that do not fit together, a network that cannot be exported, no readable image, images
             in which a Mask R-CNN detects nothing, and a file whose outputs differ from the network's; nothing is left
             behind then.
     """
-    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8, "opset": opset})
-    _check_source(source)
-    if isinstance(source.network if isinstance(source, Trained) else source, SEQUENCE_NETWORKS):
-        for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
-        return export_sequence(source, path, dynamic, opset, {**for_images, "report": report})
-    _check_int8(int8, calibrate, report)
-    path = user_path(path)
-    if isinstance(source, Trained) and isinstance(source.network, RegionDetector):
-        _check_region_detector(source, path, dynamic, int8)
-        dynamic = False
-    network, facts = of_run(source) if isinstance(source, Trained) else _of_network(source)
-    format = format_of(path, compiled, opset)
+    check_names("option of export", options, ExportOptions.__annotations__)
+    check(ExportOptions.__annotations__, options)
+    network, path = source.network if isinstance(source, Trained) else source, user_path(path)
+    if isinstance(network, ExportedNetwork | ExportedDecoder | ExportedConformer):
+        raise ValueError(f"{network.path} is an exported file: export the run that it was made from.")
+    if isinstance(network, Decoder | Conformer):
+        return _export_sequence(source, network, path, options)
+    return _export_images(source, path, options)
+
+
+def _export_images(source: Trained | nn.Module, path: Path, options: Mapping[str, Any]) -> Exported:
+    """Writes a network on images."""
+    calibrate, report, dynamic = (options.get(name) for name in ("calibrate", "report", "dynamic"))
+    int8 = options.get("int8", False)
+    if int8 and calibrate is None:
+        raise SettingError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
+    for name, value in (("calibrate", calibrate), ("report", report)):
+        if value is not None and not int8:
+            raise SettingError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
+    if isinstance(source, Trained):
+        if isinstance(source.network, RegionDetector):
+            _check_region_detector(source, path, options)
+            dynamic = False
+        network, facts = of_run(source)
+    else:
+        network, facts = _of_network(source)
+    format = format_of(path, options.get("compiled", False), options.get("opset"))
+
     smallest = format.smallest
     if facts.task == "detection" and smallest > SMALLEST:
         smallest *= 2  # a RetinaNet has maps at twice the stride
-    sides = facts.size if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
-    able = 0 < smallest <= min(sides)
+    size = options.get("size") or facts.size
+    height, width = (size, size) if isinstance(size, int) else size
+    able = 0 < smallest <= min(height, width)
     if dynamic and not able:
         least = f", expected at least {smallest} px" if smallest else ""
         raise SettingError(
-            f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
+            f"`size` is {height}×{width}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
     patches = next((module for module in network.modules() if isinstance(module, PatchEmbed)), None)
     if dynamic is None:
         dynamic = able and (patches is None or not patches.strict_img_size)
-    facts = replace(facts, size=sides, smallest=smallest if dynamic else 0)
+    facts = replace(facts, size=(height, width), smallest=smallest if dynamic else 0)
+
     steps = (1, 1) if patches is None else patches.patch_size
     network = network.eval().cpu().float()
+    images = options.get("images")
     if calibrate is None:
         return write(network, path, format, facts, _compared_on(images, facts, steps))
     need_int8(path.suffix)
@@ -159,36 +186,21 @@ def export(
     return write(network, path, format, facts, _compared_on(images or calibrate, facts, steps), calibration, folder)
 
 
-def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:
-    if int8 and calibrate is None:
-        raise SettingError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
-    for name, value in (("calibrate", calibrate), ("report", report)):
-        if value is not None and not int8:
-            raise SettingError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
-
-
-def _check_source(source: Trained | nn.Module) -> None:
-    if not isinstance(source, Trained):
-        return
-    if isinstance(source.network, ExportedNetwork | ExportedDecoder | ExportedConformer):
-        raise ValueError(f"{source.network.path} is an exported file: export the run that it was made from.")
-    if type(source.task) not in EXPORTED and not isinstance(source.network, SEQUENCE_NETWORKS):
-        *first, last = (*EXPORTED.values(), *SEQUENCES)
-        task = type(source.task).__name__.lower()
-        raise ValueError(f"{source.name} is a run of the task {task}, expected {', '.join(first)} or {last}: give one.")
-
-
-def _check_region_detector(run: Trained, path: Path, dynamic: bool | None, int8: bool) -> None:
+def _check_region_detector(run: Trained, path: Path, options: Mapping[str, Any]) -> None:
     if path.suffix not in REGION_SUFFIXES:
-        known = " or ".join(REGION_SUFFIXES)
-        raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {known}: change the suffix.")
-    for name, given in (("dynamic", dynamic), ("int8", int8)):
-        if given:
+        suffixes = " or ".join(REGION_SUFFIXES)
+        raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {suffixes}: change the suffix.")
+    for name in ("dynamic", "int8"):
+        if options.get(name):
             raise SettingError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
 
 
 def of_run(run: Trained) -> tuple[nn.Module, Facts]:
-    """What is written of a copy of a run's network, and the facts about it for files of one size."""
+    """What is written of a copy of a run's network on images, and the facts about it for files of one size."""
+    if type(run.task) not in EXPORTED:
+        *first, last = (*EXPORTED.values(), *SEQUENCES)
+        task = type(run.task).__name__.lower()
+        raise ValueError(f"{run.name} is a run of the task {task}, expected {', '.join(first)} or {last}: give one.")
     network, about = deepcopy(run.network), run.preprocessing
     facts = _facts(run.name, EXPORTED[type(run.task)], network, about.mean, about.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
@@ -233,6 +245,12 @@ def _facts(name: str, task: str, network: nn.Module, mean: Sequence[float], std:
     return Facts(name, task, (), (0, 0), 0, tuple(mean), tuple(std), "bilinear", 1.0, weights)
 
 
+def _name(network: nn.Module) -> str:
+    """timm's name of the architecture, or that of the class."""
+    config: Any = getattr(network, "pretrained_cfg", None) or {}
+    return str(config.get("architecture") or type(network).__name__)
+
+
 class Maps(nn.Module):
     """The maps of a backbone, each (batch, channels, height, width)."""
 
@@ -268,12 +286,6 @@ class Detections(nn.Module):
         return self.network.detections(image)
 
 
-def _name(network: nn.Module) -> str:
-    """timm's name of the architecture, or that of the class."""
-    known: Any = getattr(network, "pretrained_cfg", None) or {}
-    return str(known.get("architecture") or type(network).__name__)
-
-
 def _compared_on(images: Sequence[Any] | None, facts: Facts, steps: tuple[int, int]) -> list[Tensor]:
     """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any.
 
@@ -290,7 +302,7 @@ def _compared_on(images: Sequence[Any] | None, facts: Facts, steps: tuple[int, i
 
 
 def calibration_images(calibrate: Sequence[Any], facts: Facts) -> Tensor:
-    """Images to calibrate on as uint8 (images, channels, height, width). Raises ValueError if there are too few."""
+    """Images to calibrate on as uint8 (images, channels, height, width)."""
     opened = _opened(calibrate, MOST_TO_CALIBRATE, facts.channels)
     if len(opened) < FEWEST_TO_CALIBRATE:
         raise SettingError(
@@ -300,7 +312,7 @@ def calibration_images(calibrate: Sequence[Any], facts: Facts) -> Tensor:
 
 
 def _opened(images: Sequence[Any], most: int, channels: int) -> list[Image.Image]:
-    """All images, or so many evenly chosen ones, without those that cannot be read. Raises ValueError if none can."""
+    """All images, or so many evenly chosen ones, without those that cannot be read."""
     items, _ = find_images(images)
     opened, unreadable = [], []
     for name, item in [items[place] for place in evenly(len(items), most).tolist()]:
@@ -319,3 +331,78 @@ def _resized(images: Sequence[Image.Image], height: int, width: int) -> Tensor:
     resized = [image.resize((width, height), Image.Resampling.BICUBIC) for image in images]
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
     return pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1).contiguous()
+
+
+def _export_sequence(
+    source: Trained | nn.Module, network: Decoder | Conformer, path: Path, options: Mapping[str, Any]
+) -> Exported:
+    """Writes a decoder or Conformer."""
+    unwanted = next((name for name, value in options.items() if value and name not in ("dynamic", "opset")), None)
+    if unwanted is not None:
+        raise SettingError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
+    dynamic = options.get("dynamic")
+    format = format_of(path, opset=options.get("opset"))
+    if path.suffix not in SEQUENCE_SUFFIXES:
+        raise ValueError(
+            f"{format.name} files of decoders and Conformers cannot be written: choose one of"
+            f" {', '.join(SEQUENCE_SUFFIXES)}."
+        )
+    network = deepcopy(network).eval().cpu().float()
+    unfuse(network)
+    name = source.name if isinstance(source, Trained) else type(network).__name__
+    about = {"name": name, "weights": digest(network), "mechanism": network.mechanism}
+    if isinstance(network, Decoder):
+        facts, tokens = _of_decoder(network, source, dynamic is not False, about)
+        shapes = COMPARED if facts.dynamic else COMPARED[:1]
+        batches = [tokens[: batch * length].view(batch, length) for batch, length in shapes]
+        example, whole = decoder_example(network, facts), in_pieces(facts)
+        return write_sequence(lambda batch: (network(batch),), path, format, facts, example, batches, whole)
+    facts = _of_conformer(network, source, dynamic, about)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(batch, frames, network.mels, generator=generator) for batch, frames in FRAMES]
+    example = conformer_example(network)
+    return write_sequence(example[0], path, format, facts, example, batches, lambda session: session)
+
+
+def _of_decoder(
+    network: Decoder, source: Trained | nn.Module, dynamic: bool, about: Mapping[str, Any]
+) -> tuple[SequenceFacts, Tensor]:
+    """The facts about a decoder, and LONGEST tokens of an English text to compare on."""
+    states = state_shapes(network)
+    if not dynamic and any(0 in shape for shape in states.values()):
+        raise SettingError(
+            f"The cache of {network.mechanism} attention grows with every token, so a file cannot read one token of a"
+            " fixed size: leave `dynamic` out, or use a linear mechanism."
+        )
+    preprocessing, tokenizer = {}, open_tokenizer(BYTES)
+    if isinstance(source, Trained) and isinstance(source.preprocessing, TextPreprocessing):
+        tokenizer = source.preprocessing.open()
+        preprocessing = {**asdict(source.preprocessing), "separator_token": tokenizer.separator}
+    tokens = torch.tensor(tokenizer.encode(TEXT.encode())).repeat(8)[:LONGEST] % network.vocabulary
+    facts: dict[str, Any] = {"task": "language", "logits": network.vocabulary, "dynamic": dynamic, "states": states}
+    return SequenceFacts(**about, **facts, preprocessing=preprocessing), tokens
+
+
+def _of_conformer(
+    network: Conformer, source: Trained | nn.Module, dynamic: bool | None, about: Mapping[str, Any]
+) -> SequenceFacts:
+    if network.transduces:
+        raise SettingError(
+            "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
+            " with `head=ctc`."
+        )
+    if dynamic is False:
+        raise SettingError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
+    preprocessing: dict[str, Any] = {"mels": network.mels, "window": WINDOW, "hop": HOP, "floor": FLOOR}
+    names: tuple[str, ...] = ()
+    if isinstance(source, Trained):
+        preprocessing |= asdict(source.preprocessing)
+        names = tuple(source.class_names)
+    facts: dict[str, Any] = {
+        "task": "speech",
+        "logits": network.tokens,
+        "dynamic": True,
+        "states": {},
+        "class_names": names,
+    }
+    return SequenceFacts(**about, **facts, preprocessing=preprocessing)

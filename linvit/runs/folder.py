@@ -212,10 +212,7 @@ def _column(key: str) -> str:
 
 
 def read_curves(folder: Path) -> list[dict[str, float]]:
-    """The training curves of a run, one row per epoch; empty without metrics.csv.
-
-    Raises ValueError if the file is damaged.
-    """
+    """The training curves of a run, one row per epoch; empty without metrics.csv."""
     path = folder / METRICS
     if not path.is_file():
         return []

@@ -144,8 +144,6 @@ def evaluate_tasks(
 
     task_data: a folder with the data of the tasks, which must be in BENCHMARKS; nothing is downloaded. include: a
     folder with your own tasks, used instead of the harness's. limit: items per task.
-
-    Raises ValueError for an unknown task, a missing folder, and data as read_benchmark.
     """
     if include is not None and not Path(include).is_dir():
         raise SettingError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")

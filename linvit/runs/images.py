@@ -1,8 +1,9 @@
-"""Input images of predictions and analyses: files, folders, and images in memory."""
+"""Input images of predictions and analyses: files, folders, images in memory, and those larger than memory."""
 
+import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,30 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop
 
 from linvit.analysis.scores import evenly
 from linvit.data.disk import files_below, say_unread
-from linvit.data.images.image import PAGED, SUFFIXES, CorruptImageError, converted, large_enough, open_image
+from linvit.data.images.image import (
+    PAGED,
+    SUFFIXES,
+    CorruptImageError,
+    check_large_enough,
+    converted,
+    large_enough,
+    open_image,
+)
 from linvit.data.source import Source
-from linvit.files import user_path
+from linvit.files import replacing, user_path
+from linvit.ranges import check, check_names
+from linvit.runs.predictions import untaken_name
+from linvit.runs.trained import Trained
+from linvit.streaming import Streamed, run_in_strips
+from linvit.streaming.images import Image as LargeImage
+from linvit.streaming.images import open_image as open_large
+from linvit.streaming.maps import StoredMap
+from linvit.tasks.segmentation import Segmentation
 
 PHOTOS = {"china.jpg": "danielbuechele", "flower.jpg": "vultilion"}
 """The photos that come with scikit-learn, and their photographers on Flickr; their licence is CC BY 2.0."""
@@ -35,7 +52,7 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
     """The (name, path or object in memory) of each input, and a sentence for each path without any.
 
     Folders are searched recursively, in sorted order, for files with these suffixes; hidden ones are ignored. kind: the
-    word for them in messages, "image" or "sound". Raises ValueError if nothing is found.
+    word for them in messages, "image" or "sound".
     """
     items: list[tuple[str, Any]] = []
     missing: list[str] = []
@@ -104,8 +121,6 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
     """Up to `count` evenly spaced images of the held-out split.
 
     Images of different sizes are center-cropped to the smallest height and width.
-
-    Raises ValueError if none can be read.
     """
     dataset = source.val_set()
     items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
@@ -122,10 +137,7 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
 
 
 def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
-    """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number.
-
-    Raises ValueError if the paths contain no images, or none can be used.
-    """
+    """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number."""
     items, unreadable = find_images(inputs)
     items = [items[place] for place in evenly(len(items), count).tolist()]
     images: list[Image.Image] = []
@@ -179,3 +191,94 @@ def _with_crops(
     many = stacked([transform(crop) for image in images for crop in crops(image, each)])
     words = f"{about}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
     return AnalyzedImages(whole, many, words, unreadable)
+
+
+OPTIONS = ("rows", "memory", "spill", "progress")
+MULTIPLE = 32
+
+
+def filled(image: LargeImage, dtype: torch.dtype) -> LargeImage:
+    """An image with rows of zeros below it, so that its height is a multiple of 32."""
+    batch, channels, height, width = image.shape
+
+    def read(start: int, stop: int) -> Tensor:
+        first = min(start, height - 1)
+        rows = image.read(first, min(stop, height))[:, :, start - first :]
+        return nn.functional.pad(rows, (0, 0, 0, stop - start - rows.shape[2]))
+
+    return LargeImage((batch, channels, -(-height // MULTIPLE) * MULTIPLE, width), read, dtype, image.file)
+
+
+def in_strips(
+    run: Trained,
+    network: nn.Module,
+    items: Iterable[tuple[str, Any]],
+    unreadable: list[str],
+    strips: Mapping[str, Any],
+) -> Iterator[tuple[str, Streamed, int]]:
+    """The name of each image, what a run's network computes from it at its own size, and its height.
+
+    items: names, and paths or images in memory. unreadable: collects a sentence for each that cannot be read. strips:
+    OPTIONS of `linvit.run_in_strips`; every image has its own folder in `spill`. Raises as `linvit.run_in_strips`.
+    """
+    check({"strips": dict}, {"strips": strips})
+    check_names("option of strips", strips, OPTIONS)
+    check({"spill": str | Path | None}, strips)
+    about, taken = run.preprocessing, set[str]()
+    config, dtype = {"mean": about.mean, "std": about.std}, next(network.parameters()).dtype
+    for name, item in items:
+        options = dict(strips)
+        if strips.get("spill"):
+            options["spill"] = Path(strips["spill"]) / untaken_name(name, taken)
+        try:
+            if not isinstance(item, Path):
+                item = np.asarray(read_image(item, name, about.channels))
+                item = item.reshape(*item.shape[:2], about.channels)
+            image = open_large(item, config, dtype)
+            _, _, height, width = image.shape
+            check_large_enough(height, width, name)
+            streamed = run_in_strips(
+                network, filled(image, dtype) if isinstance(run.task, Segmentation) else image, **options
+            )
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+        else:
+            yield name, streamed, height
+
+
+def check_pyramids() -> None:
+    """Raises ImportError without pyvips, which writes TIFF pyramids."""
+    try:
+        importlib.import_module("pyvips")
+    except ImportError as error:
+        raise ImportError(
+            "A label map of a large image is written as a TIFF pyramid by pyvips: `pip install 'linvit[stream]'`."
+        ) from error
+
+
+def save_pyramid(labels: StoredMap, height: int, label_of: Sequence[int], path: Path) -> None:
+    """Writes the first rows of a label map as a tiled TIFF pyramid, which viewers of large images open.
+
+    label_of: the number to write for each class, at most 255.
+    """
+    import pyvips
+
+    _, _, rows, width = labels.shape
+    if labels.path is None:
+        image = pyvips.Image.new_from_array(labels.read(0, rows)[0, 0].numpy())
+    else:
+        kind = "uchar" if labels.dtype.itemsize == 1 else "ushort"
+        image = pyvips.Image.rawload(str(labels.path), width, rows, 1, format=kind)
+    image = image.crop(0, 0, width, height).maplut(pyvips.Image.new_from_array(np.array([label_of], np.uint8)))
+    options = {"tile": True, "tile_width": 256, "tile_height": 256, "pyramid": True, "region_shrink": "nearest"}
+    with replacing(path) as temporary:
+        image.tiffsave(str(temporary), compression="deflate", bigtiff=True, **options)
+
+
+def class_counts(labels: StoredMap, height: int, classes: int) -> Tensor:
+    """The number of pixels of each class."""
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for start in range(0, height, 256):
+        rows = labels.read(start, min(start + 256, height))
+        counts += torch.bincount(rows.flatten().int(), minlength=classes)[:classes]
+    return counts

@@ -1,4 +1,4 @@
-"""Size and cost of the networks that recipes train, and of every task's networks, as rows of a table."""
+"""Size and cost of the networks that recipes train, as rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,21 +7,11 @@ from pathlib import Path
 import timm
 
 from linvit.analysis.cost import Cost, count_cost
-from linvit.bundled import NETWORKS, Rows, files_below, header, shown_name
+from linvit.bundled import Rows, files_below, header, shown_name
 from linvit.errors import keys_of
-from linvit.files import write_json
 from linvit.models.by_name import create_classifier
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.tasks import RUNS
-
-
-def store_networks() -> None:
-    """Counts the networks of every task and stores them as `linvit.bundled` reads them."""
-    listed = {
-        name: {"caption": run.listing_caption, "rows": list(tracked(run.listing(), name))} for name, run in RUNS.items()
-    }
-    write_json(NETWORKS, listed, indent=1)
 
 
 def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
@@ -31,7 +21,7 @@ def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows
 
     Keys: recipe, those of Cost (at the recipe's size), published (the words of the recipe's header, None without), base
     (path of the recipe below, None if that names no network), more_parameters, more_macs (what the recipe's network has
-    over its base's). Raises ValueError if no recipe names a classifier.
+    over its base's).
     """
     costs: dict[Path, Cost] = {}
 
@@ -59,10 +49,7 @@ def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows
 
 
 def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The recipes that name a classifier among the given files and below the given folders, or bundled ones by name.
-
-    Raises ValueError if there is none.
-    """
+    """The recipes that name a classifier among the given files and below the given folders, or bundled ones by name."""
     files = [file for path in paths for file in files_below(path)]
     recipes = [file for file in files if _names_classifier(file)]
     if not recipes:

@@ -17,17 +17,30 @@ from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.disk import read_json
 from linvit.data.images.image import Preprocessing
-from linvit.deploy.formats import FORMATS
+from linvit.data.speech.librispeech import SpeechPreprocessing
+from linvit.data.text.source import TextPreprocessing
+from linvit.deploy.facts import BACKBONE, DETECTIONS, FactsError, SequenceFacts
+from linvit.deploy.formats import FORMATS, opened
+from linvit.deploy.runtimes import Session
+from linvit.deploy.sequences import cache_of, zeros
 from linvit.errors import SettingError
 from linvit.files import BEST, LAST, read_checkpoint, reason_of, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model, create_classifier
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import check
+from linvit.ranges import allows, as_tuple, check
 from linvit.released import load_released
-from linvit.runs.exported_runs import run_of_file
-from linvit.runs.hub_folder import HUB_CONFIG, HUB_WEIGHTS
+from linvit.runs.exported import (
+    ExportedConformer,
+    ExportedDecoder,
+    ExportedDetector,
+    ExportedNetwork,
+    ExportedRegionDetector,
+)
+from linvit.runs.exporting import EXPORTED
+from linvit.runs.hub import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.run import Run
 from linvit.runs.stored import NETWORKS, build_network, read_stored, refused
+from linvit.runs.tasks import RUNS
 from linvit.runs.tasks.classification import ClassificationRun
 from linvit.runs.tasks.detection import DetectionRun
 from linvit.runs.tasks.segmentation import SegmentationRun
@@ -55,8 +68,6 @@ def load_run(
         checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
         framework: mask_rcnn, upernet …: a released detector (COCO classes) or segmentor (ADE20K classes).
         untrained: give model random weights (seed 0), for analysis.
-
-    Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
     check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
     if model is not None:
@@ -107,10 +118,7 @@ def _from_checkpoint(path: Path) -> Run:
 
 
 def _from_hub_folder(folder: Path) -> Run:
-    """The run of a folder as on the Hugging Face hub, also of one that timm's `save_for_hf` wrote; it has no recipe.
-
-    Raises ValueError for a configuration that is broken or names an unknown network, and weights that do not fit it.
-    """
+    """The run of a folder as on the Hugging Face hub, also of one that timm's `save_for_hf` wrote; it has no recipe."""
     config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
     weights = read_checkpoint(path)
     content = read_json(config)
@@ -202,3 +210,71 @@ def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:
     load_released(network, path)
     preprocessing = DensePreprocessing(*sides, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     return run(task, names, preprocessing, path, run.title(model, network), stored=stored)
+
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "language": (TextPreprocessing, ExportedDecoder),
+    "speech": (SpeechPreprocessing, ExportedConformer),
+}
+
+
+def run_of_file(path: Path) -> Run:
+    """A run around an exported file, which predicts and evaluates in its runtime.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ImportError: if the runtime is not installed.
+        ValueError: if the file is damaged, was not written by linvit, or contains a network without a run, which cannot
+            predict.
+    """
+    facts, session = opened(path)
+    if isinstance(facts, SequenceFacts):
+        return _run_of_sequences(path, facts, session)
+    if facts.task == BACKBONE:
+        raise ValueError(
+            f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"
+            " it with `linvit.deploy.formats.opened`."
+        )
+    if facts.task not in EXPORTED.values() or (facts.fit is None) != (
+        RUNS[facts.task].preprocessing_class is Preprocessing
+    ):
+        raise FactsError(f"What {path} says about its task {facts.task!r} is damaged: export it again.")
+    run = RUNS[facts.task]
+    lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
+    if not all(allows(run.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
+        len(facts.class_names)
+    }:
+        raise FactsError(f"What {path} says about its data is damaged: export it again.")
+    kind = ExportedNetwork
+    if facts.task == "detection":
+        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
+    network = kind(path, facts, session)
+    preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
+    if facts.fit is not None:
+        preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)
+    task = run.create_task(network, len(facts.class_names), facts.channels)
+    return run(task, list(facts.class_names), preprocessing, path, facts.name, stored=dict(facts.stored))
+
+
+def _run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run:
+    """A run around the file of a decoder or Conformer."""
+    kind, network = KINDS[facts.task]
+    if "corpus" not in facts.preprocessing:
+        raise ValueError(
+            f"{path} does not say how its {facts.inputs[0]} are made, because its network has no run of language or"
+            " speech: open it with `linvit.deploy.formats.opened`."
+        )
+    try:
+        known = {name: facts.preprocessing[name] for name in kind.__dataclass_fields__}
+        preprocessing = kind(**{name: as_tuple(value) for name, value in known.items()})
+        cache_of(zeros(facts.states, 1))
+        RUNS[facts.task].check_preprocessing(known)
+        if len(facts.class_names) not in (0, facts.logits):
+            raise ValueError(f"{len(facts.class_names)} names for {facts.logits} logits")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FactsError(
+            f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."
+        ) from error
+    run = RUNS[facts.task]
+    task = run.create_task(network(path, facts, session), facts.logits)
+    return run(task, list(facts.class_names), preprocessing, path, facts.name)

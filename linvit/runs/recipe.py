@@ -15,11 +15,10 @@ from linvit.bundled import find_recipe
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted
 from linvit.ranges import Count, Filled, Seed, arguments, as_tuple, check, declared, nearest, required, some_of
-from linvit.runs.components import components, created
-from linvit.runs.opening import check_size, check_teacher
+from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.tasks import RUNS, SOURCES
-from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
+from linvit.runs.trainer import RANGES, check_machine, components, created, lightning_refusals
 from linvit.runs.yaml_text import load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -46,8 +45,6 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
 
     path: a file, or the name of a bundled recipe. overrides: `key.key=value` strings, or a mapping from dotted keys to
     values. A base may have a base in turn, each path relative to the file that names it.
-
-    Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
     path = find_recipe(path)
     values: dict[str, Any] = {}
@@ -124,10 +121,7 @@ def parsed_override(override: str) -> tuple[str, Any]:
 class Recipe:
     """The values of a recipe, each checked against task, data, optimizer, schedule and trainer; nothing is built yet.
 
-    trust: allows classes from any package and files anywhere, see `linvit.runs.components`.
-
-    Raises ValueError, one sentence, for an unknown key (offering the nearest), a value that its key does not allow, and
-    code that is not trusted.
+    trust: allows classes from any package and files anywhere, see `linvit.runs.trainer`.
     """
 
     def __init__(self, values: Mapping[str, Any], *, trust: bool = False) -> None:
@@ -219,10 +213,7 @@ class Recipe:
             return self._source_class(**settings, seed=self.values["seed"])
 
     def build(self) -> tuple[Task, Source]:
-        """The task around a new network, and its data; seeds all generators first.
-
-        Raises ValueError for data that is missing or cannot be used, and a network that does not fit it.
-        """
+        """The task around a new network, and its data; seeds all generators first."""
         seed = self.values["seed"]
         seed_everything(seed, workers=False, verbose=False)
         source = self.source()
@@ -256,10 +247,7 @@ class Recipe:
         logger: Logger | bool | None = None,
         **more: Any,
     ) -> Trainer:
-        """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects.
-
-        Raises ValueError for a combination that Lightning refuses.
-        """
+        """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects."""
         made = {key: created(value, self.folder) for key, value in self._components.items()}
         given = self.values["trainer"] | made | more
         listed = {key: made.get(key, []) for key in ("callbacks", "plugins", "logger")}

@@ -28,8 +28,6 @@ class SharedRows(Callback):
     """Lets each group of so many neighbouring processes share the rows of its images.
 
     mesh: the processes of this group; None for groups of the trainer's processes.
-
-    Raises ValueError if their number is not a multiple of it, and for networks as `linvit.parallel.shard`.
     """
 
     def __init__(self, number: int, mesh: DeviceMesh | None = None) -> None:

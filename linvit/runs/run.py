@@ -1,9 +1,9 @@
 """A run: what can be done with a trained network. Each task has a subclass in `linvit.runs.tasks`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from linvit.files import check_output_file
 from linvit.models.registry import create
 from linvit.ranges import Range, as_tuple, check, check_names, declared
 from linvit.runs.evaluate import Measures, evaluate
-from linvit.runs.exporting import export
+from linvit.runs.exporting import ExportOptions, export
 from linvit.runs.report import Section, write_report
 from linvit.runs.trained import Trained
 from linvit.tasks.task import Task
@@ -41,7 +41,7 @@ class Run(Trained):
     folder_source: the one that reads a folder. preprocessing_class: the dataclass stored in a checkpoint. kept:
     settings of the task that its measures depend on, which a loaded run keeps. stored_facts: annotations of what
     `facts_to_store` returns. names_classes: whether each output of the network has a name. learns_classes: whether the
-    data has classes. listing_caption: what is below the table of the task's networks.
+    data has classes.
     """
 
     task_name: ClassVar[str]
@@ -53,14 +53,10 @@ class Run(Trained):
     stored_facts: ClassVar[Mapping[str, Any]] = {}
     names_classes: ClassVar[bool] = True
     learns_classes: ClassVar[bool] = True
-    listing_caption: ClassVar[str] = ""
 
     @classmethod
     def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-        """The network described by the group `model` of a recipe, for this many classes and channels of the data.
-
-        Raises ValueError for a model or argument that is unknown.
-        """
+        """The network described by the group `model` of a recipe, for this many classes and channels of the data."""
         raise NotImplementedError
 
     @classmethod
@@ -98,19 +94,12 @@ class Run(Trained):
         for kind in (cls.sources[cls.folder_source], cls.preprocessing_class, PREPROCESSING):
             check(kind, values)
 
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """Rows of `linvit models`: the task's networks; with the key `family` if there are families."""
-        return iter(())
-
     def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
         """The data to evaluate on: by default the run's own, with these settings changed.
 
         Args:
             data: a folder, or the name of a source such as "digits"; default: the data of the run.
             overrides: settings of the source, as in the group `data` of a recipe: root, batch_size, num_workers, …
-
-        Raises ValueError if no data is known, a setting is unknown, or the data does not fit the network.
         """
         stored = dict((self.recipe or {}).get("data") or {})
         trained_on = stored.pop("name", None)
@@ -132,10 +121,7 @@ class Run(Trained):
         return self.create_source(name, stored | changes)
 
     def prepare(self, **settings: Any) -> None:
-        """Changes the preprocessing of all later inputs: size, crop_pct, mean …
-
-        Raises ValueError for an unknown field, or a value out of range.
-        """
+        """Changes the preprocessing of all later inputs: size, crop_pct, mean …"""
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
         self.check_preprocessing(settings)
@@ -189,32 +175,9 @@ class Run(Trained):
         """Further sections of the report, after the measures."""
         return []
 
-    def export(
-        self,
-        path: str | Path,
-        *,
-        size: int | tuple[int, int] | None = None,
-        dynamic: bool | None = None,
-        images: Sequence[Any] | None = None,
-        compiled: bool = False,
-        opset: int | None = None,
-        int8: bool = False,
-        calibrate: Sequence[Any] | None = None,
-        report: str | Path | None = None,
-    ) -> Exported:
-        """Writes the network to a file of another runtime; arguments, result and errors as of `linvit.export`."""
-        return export(
-            self.exported(),
-            path,
-            size=size,
-            dynamic=dynamic,
-            images=images,
-            compiled=compiled,
-            opset=opset,
-            int8=int8,
-            calibrate=calibrate,
-            report=report,
-        )
+    def export(self, path: str | Path, **options: Unpack[ExportOptions]) -> Exported:
+        """Writes the network to a file of another runtime; options, result and errors as of `linvit.export`."""
+        return export(self.exported(), path, **options)
 
     def exported(self) -> Trained:
         """What `export` writes: this run."""

@@ -67,8 +67,6 @@ class Trained:
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
         """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
-
-        Raises ValueError for weights that the checkpoint does not have.
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:

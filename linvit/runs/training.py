@@ -23,6 +23,7 @@ from linvit.files import LAST, reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check, declared
+from linvit.runs.evaluate import recorded
 from linvit.runs.folder import (
     CURVES,
     ENVIRONMENT,
@@ -34,15 +35,13 @@ from linvit.runs.folder import (
     locked_folder,
 )
 from linvit.runs.loading import load_run
-from linvit.runs.opening import recorded
 from linvit.runs.progress import bars, quiet_lightning, say
-from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
-from linvit.runs.yaml_text import dump_yaml
+from linvit.runs.yaml_text import dump_yaml, publishable
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task

@@ -4,12 +4,12 @@ import contextlib
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult
+from huggingface_hub import EvalResult, ModelCardData
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
@@ -19,13 +19,12 @@ from linvit.models.by_name import bundled_weights
 from linvit.released import rounded, write_weights
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.folder import ENVIRONMENT
-from linvit.runs.model_card import creation, model_card
-from linvit.runs.publishable import publishable
 from linvit.runs.trained import Trained
-from linvit.runs.yaml_text import dump_yaml
+from linvit.runs.yaml_text import dump_yaml, publishable
 from linvit.tasks.classification import Classification
 
 PLACES = {"root", "batch_size", "num_workers"}
+WIDEST = 120  # columns of a line of code in a card
 BEST_EPOCH = "The epoch with the best score on the measured images was taken, so the measures are slightly too good."
 
 
@@ -161,3 +160,41 @@ def _use(origin: Origin, target: Path) -> str:
     model = {"num_classes": len(origin.run.class_names), "in_chans": origin.run.preprocessing.channels}
     model |= {key: value for key, value in origin.model.items() if key not in ("name", "checkpoint_path")}
     return creation(origin.model["name"], **model, checkpoint_path=target.name)
+
+
+def model_card(
+    title: str, text: str, sections: Mapping[str, str], results: Sequence[EvalResult] | None = None, **matter: Any
+) -> str:
+    """A card as Markdown, with the front matter that timm and the Hugging Face hub read.
+
+    Args:
+        title, text: the name of the network or file, and what comes before the first section.
+        sections: heading → Markdown.
+        results: measures that the hub shows.
+        matter: license of the weights and datasets, in the notation of the hub; tags besides those of every card.
+    """
+    data = ModelCardData(
+        library_name="timm",
+        pipeline_tag="image-classification",
+        tags=["image-classification", "timm", "linvit", *matter.pop("tags", ())],
+        metrics=["accuracy"],
+        eval_results=results,
+        model_name=title if results else None,
+        **matter,
+    )
+    parts = [f"## {heading}\n\n{content.strip()}\n" for heading, content in sections.items()]
+    return "\n".join((f"---\n{data.to_yaml()}\n---", f"# {title}\n", f"{text.strip()}\n", *parts))
+
+
+def creation(name: str, **arguments: Any) -> str:
+    """A block of Python that creates a network through timm."""
+    texts = [repr(name), *(f"{key}={value!r}" for key, value in arguments.items())]
+    line = ", ".join(texts)
+    call = f"model = timm.create_model({line}).eval()"
+    if len(call) > WIDEST:
+        indented = f"    {line}\n"
+        if len(indented) > WIDEST:
+            indented = "".join(f"    {text},\n" for text in texts)
+        call = f"model = timm.create_model(\n{indented}).eval()"
+    call = call.replace("'", '"')
+    return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\n{call}\n```"

@@ -1,4 +1,4 @@
-"""The YAML of recipes: UTF-8, without tags, with unique text keys."""
+"""The YAML of recipes: UTF-8, without tags, with unique text keys; and which of its values may leave the machine."""
 
 import copy
 import os
@@ -75,8 +75,6 @@ def plain(value: Any) -> Any:
     """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
 
     Tuples become lists, paths text, numbers of other libraries Python's own.
-
-    Raises ValueError, naming the key, for everything else, such as NaN, infinity and numbers beyond HIGHEST.
     """
     try:
         return _plain(value, "")
@@ -167,3 +165,32 @@ _NUMBER = re.compile(
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(f"{STANDARD}int", _INTEGER, list("-+0123456789"))
     _kind.add_implicit_resolver(f"{STANDARD}float", _NUMBER, list("-+0123456789."))
+
+
+PRIVATE = {"folder", "root", "val_root", "class_map", "default_root_dir", "logger"}
+WEIGHTS = {"init", "checkpoint", "checkpoint_path"}
+"""Keys with files of weights, whose names say where a training started from."""
+PATH = re.compile(r"(^|[\s=,;'\"])(/|\\|~|\$|\.\.?[/\\]|[A-Za-z]:[/\\]|file:)")
+
+
+def publishable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without those that are or contain paths; of a file of weights the name remains."""
+    kept = {}
+    for key, value in values.items():
+        if key in WEIGHTS and isinstance(value, str):
+            kept[key] = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+        elif key not in PRIVATE and not _is_path(value):
+            kept[key] = _inside(value)
+    return kept
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return publishable(value)
+    if isinstance(value, list | tuple):
+        return [_inside(item) for item in value if not _is_path(item)]
+    return value
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and PATH.search(value) is not None

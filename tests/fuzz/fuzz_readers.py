@@ -33,7 +33,8 @@ from tiny_speech import write_an4, write_speech
 from torch import nn
 
 from linvit.deploy.facts import Facts, SequenceFacts
-from linvit.deploy.formats import FORMATS, openvino_core
+from linvit.deploy.formats import FORMATS
+from linvit.deploy.runtimes import openvino_core
 from linvit.streaming import run_in_strips
 
 ODD: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), 1e308, "", "x", "evil.X", "../x", "/dev/zero", "a\0b"]

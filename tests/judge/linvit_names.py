@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 import pytest
 import timm
 
-from linvit.runs.classifiers import model_names
+from evidence.counts import model_names
 
 # torch has deprecated TorchScript; torch.export is what we support
 LEFT_OUT = ("test_model_forward_torchscript", "test_model_forward_fx_torchscript")

@@ -2,10 +2,9 @@ import json
 
 import pytest
 
+from evidence.counts import LISTINGS, model_names, store_networks
 from linvit.bundled import NETWORKS, list_networks
 from linvit.models.published import FRAMEWORKS
-from linvit.runs.classifiers import model_names
-from linvit.runs.listing import store_networks
 from linvit.runs.tasks import RUNS
 from linvit_cli import main
 from linvit_cli.models import readable
@@ -41,17 +40,17 @@ def test_every_framework_is_listed_on_every_size():
 
 def test_the_stored_rows_name_every_network():
     assert [row["name"] for row in list_networks()] == model_names()
-    assert json.loads(NETWORKS.read_text()).keys() == RUNS.keys()
+    assert json.loads(NETWORKS.read_text()).keys() == RUNS.keys() == LISTINGS.keys()
 
 
 @pytest.mark.parametrize("task", ["speech", "language", "recall", "diffusion"])
 def test_the_stored_rows_are_those_that_are_counted(task):
-    assert list_networks(task) == list(RUNS[task].listing())
+    assert list_networks(task) == list(LISTINGS[task][1]())
 
 
 @pytest.mark.slow
 def test_all_stored_rows_are_those_that_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.runs.listing.NETWORKS", tmp_path / "networks.json")
+    monkeypatch.setattr("evidence.counts.NETWORKS", tmp_path / "networks.json")
     store_networks()
     assert json.loads((tmp_path / "networks.json").read_text()) == json.loads(NETWORKS.read_text())
 

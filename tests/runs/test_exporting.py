@@ -18,9 +18,9 @@ from PIL import Image
 from tiny_run import write_recipe
 
 import linvit
-from linvit.deploy.coreml import PACKAGE
 from linvit.deploy.facts import KEY, facts_in
 from linvit.deploy.formats import FORMATS, opened
+from linvit.deploy.runtimes import PACKAGE
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
 from linvit_cli import main
@@ -135,7 +135,7 @@ def test_a_network_is_left_as_it_was(tmp_path):
         ({"path": "x.tflite"}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
         ({"path": "x.pte", "dynamic": True}, "'?.pte'? files read one size only here"),
         ({"path": "x.mlpackage", "dynamic": True}, "'?.mlpackage'? files read one size only here"),
-        ({"path": "x.onnx", "compiled": True}, "suffix '.onnx', but with `compiled` it must have .pt2"),
+        ({"path": "x.onnx", "compiled": True}, "`compiled` is for .pt2 files"),
         ({"path": "x.pt2", "dynamic": True}, "expected at least 64 px"),
         ({"path": "x.onnx", "size": 8}, "`size` is 8, expected"),
         ({"path": "x.onnx", "images": ["nothing.png"]}, "nothing.png"),
@@ -425,7 +425,7 @@ def test_a_file_for_any_size_is_compared_at_multiples_of_the_patches(tmp_path):
 @pytest.mark.slow
 def test_a_runtime_that_cannot_run_its_file_is_one_sentence(tmp_path, capfd, monkeypatch):
     """Between two pieces of XNNPACK, ExecuTorch mistakes the order of a map with one position."""
-    monkeypatch.setattr("linvit.deploy.formats.for_xnnpack", lambda program: program)
+    monkeypatch.setattr("linvit.deploy.runtimes.for_xnnpack", lambda program: program)
     network = timm.create_model("ravlt_nano", depths=[1, 1, 1, 1]).eval()
     with pytest.raises(ValueError, match=r"ExecuTorch cannot run this network at its size .*: try a larger `size`"):
         linvit.export(network, tmp_path / "x.pte", size=32)

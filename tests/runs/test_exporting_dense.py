@@ -14,16 +14,16 @@ from torch.nn.functional import adaptive_avg_pool2d
 import linvit
 from linvit.data.dense.masks import to_mask
 from linvit.data.dense.source import DensePreprocessing
-from linvit.deploy.coreml import PACKAGE
-from linvit.deploy.detections import LEAST_SAME, matched
+from linvit.deploy import LEAST_SAME, matched
 from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts
 from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import OnPixels, exported, pooled
+from linvit.deploy.runtimes import PACKAGE
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
 from linvit.models.dense.images import pasted
-from linvit.runs.exported_runs import run_of_file
 from linvit.runs.exporting import Candidates, Detections
+from linvit.runs.loading import run_of_file
 from linvit.runs.run import Run
 from linvit.runs.tasks import RUNS
 
@@ -114,7 +114,7 @@ def test_a_file_of_a_segmentor_gives_the_label_maps_of_its_run(tmp_path):
 def _in_memory(monkeypatch, network, facts: Facts) -> Run:
     """The run of a file whose session is the network itself."""
     session = OnPixels(network, facts.mean, facts.std)
-    monkeypatch.setattr("linvit.runs.exported_runs.opened", lambda path: (facts, session))
+    monkeypatch.setattr("linvit.runs.loading.opened", lambda path: (facts, session))
     return run_of_file(Path("file.onnx"))
 
 

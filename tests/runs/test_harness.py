@@ -155,20 +155,9 @@ def _share(chosen, labels):
     [
         ({"tasks": ["nowhere"], "include": "EMPTY"}, "has no task 'nowhere'"),
         ({"tasks": ["nowhere"], "include": "EMPTY", "limit": 0}, "`limit` is 0, expected a whole number of 1 or more"),
-        ({"tasks": ["nowhere"], "batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
-        ({"tasks": ["nowhere"], "batch_size": -1}, "`batch_size` is -1, expected a whole number of 1 or more"),
         ({"tasks": ["nowhere"], "include": "file"}, "`include` is file, expected a folder with .yaml files"),
-        (
-            {"tasks": ["nowhere"], "root": "texts"},
-            "Unknown option of tasks 'root', expected one of batch_size, weights",
-        ),
-        ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
         ({"limit": 3}, "`limit` needs `tasks`"),
-        ({"task_data": "EMPTY"}, "`task_data` needs `tasks`"),
-        ({"tasks": ["piqa"], "task_data": "nowhere"}, "`task_data` is nowhere, expected a folder"),
-        ({"tasks": ["piqa"], "task_data": "EMPTY"}, "has 0 files for the task piqa"),
         ({"tasks": ["arc_easy"], "task_data": "EMPTY"}, "`tasks` is 'arc_easy', expected one of lambada_openai"),
-        ({"tasks": ["piqa"], "task_data": "EMPTY", "include": "EMPTY"}, "leave `include` out, or `task_data`"),
     ],
 )
 def test_wrong_options_of_tasks_are_one_sentence(run, options, sentence, tmp_path):

@@ -14,8 +14,7 @@ import linvit
 from linvit.analysis.sensitivity_figure import SHOWN, sensitivity_figure
 from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import exported
-from linvit.deploy.quantizing import equalized, layers_of, names_of, quantized, steps_of
-from linvit.deploy.sensitivity import sensitivity
+from linvit.deploy.int8 import equalized, layers_of, names_of, quantized, sensitivity, steps_of
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
 from linvit_cli import main
@@ -236,6 +235,6 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffi
 
 
 def test_missing_torchao_names_the_extra(run, digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.deploy.quantizing.find_spec", lambda name: None)
+    monkeypatch.setattr("linvit.deploy.int8.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"need torchao: install it with `pip install 'linvit\[int8\]'`"):
         run.export(tmp_path / "digits.onnx", int8=True, calibrate=[digits])

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from linvit.runs import load_run
-from linvit.runs.large_images import filled
+from linvit.runs.images import filled
 from linvit.streaming.images import open_image
 from linvit_cli import main
 
@@ -95,9 +95,7 @@ def test_images_with_the_same_name_have_folders_of_their_own(photos, tmp_path):
 def test_without_libvips_nothing_is_computed_for_a_pyramid(segmentor, photos, tmp_path, monkeypatch):
     run = load_run(segmentor)
     monkeypatch.setitem(sys.modules, "pyvips", None)
-    monkeypatch.setattr(
-        "linvit.runs.large_images.run_in_strips", lambda *_, **__: pytest.fail("something was computed")
-    )
+    monkeypatch.setattr("linvit.runs.images.run_in_strips", lambda *_, **__: pytest.fail("something was computed"))
     with pytest.raises(ImportError, match=r"written as a TIFF pyramid by pyvips: `pip install 'linvit\[stream\]'`"):
         run.predict(photos / "a.png", output=tmp_path / "out", strips={})
 

@@ -50,9 +50,7 @@ def test_command_prints_markdown_or_json(recipes, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {name: ravlt_nanoo}\n", "names the model 'ravlt_nanoo', which timm does not know"),
         ("model: {name: ravlt_nano, attention: {kappa: relu}}\n", "attention has the key 'kappa', expected some of"),
-        ("model: {name: ravlt_nano, attentions: {}}\n", "has no argument 'attentions': did you mean model.attention"),
     ],
 )
 def test_wrong_models_end_in_one_sentence(text, message, tmp_path, capsys):

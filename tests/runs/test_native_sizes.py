@@ -116,15 +116,6 @@ def test_a_small_image_is_named(run, photos):
     assert unreadable == f"{small} is 31×50 px, expected 32×32 px or more: leave it out or take a larger one."
 
 
-def test_data_that_does_not_know_its_sizes_is_refused(run, photos):
-    (photos / "val").mkdir()
-    for name in run.class_names:
-        (photos / name).rename(photos / "val" / name)
-    source = run.source(name="timm", root=str(photos), val_root=str(photos / "val"), resize="none", num_workers=0)
-    with pytest.raises(ValueError, match="`resize` is 'none', but this data does not say how large its images are"):
-        source.val_dataloader()
-
-
 def test_batches_have_one_size_and_at_most_so_many_pixels(monkeypatch):
     sizes = [(32, 32)] * 9 + [(64, 64)] * 5 + [(320, 320)] * 2 + [(32, 32)]
     batches = batches_of_one_size(sizes, batch_size=8, pixels=8 * 48 * 48)

@@ -6,8 +6,7 @@ import torch
 from tiny_run import write_recipe
 
 from linvit.data.images.image import Preprocessing
-from linvit.models.by_name import create_classifier
-from linvit.runs.opening import check_size, check_teacher
+from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.training import train_folder
 from linvit.tasks.initialization import initialize
 from linvit_cli import main
@@ -26,7 +25,6 @@ def source(names=("a", "b"), mean=(0.5,) * 3, size=(32, 32)):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"names": ("x", "y")}, "predicts the classes a, b, but the data has x, y"),
         ({"names": ("b", "a")}, "predicts the classes a, b, but the data has b, a"),
         ({"mean": (0.1, 0.5, 0.5)}, r"`mean` is \[0.1, 0.5, 0.5\], but the teacher"),
         ({}, None),
@@ -73,16 +71,3 @@ def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, capsys
     said = "".join(capsys.readouterr())
     assert ("start.ckpt, classifier included." in said) is same
     assert ("start.ckpt." in said) is not same
-
-
-def test_weights_for_another_network_are_one_sentence(tmp_path):
-    path = tmp_path / "weights.pth"
-    torch.save({"stem.weight": torch.ones(3)}, path)
-    model = {"name": "mavit_nano", "checkpoint_path": str(path)}
-    with pytest.raises(ValueError, match=r"weights\.pth do not fit mavit_nano"):
-        create_classifier(model, 10, 3)
-    path.write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"weights\.pth (is refused|cannot be read)"):
-        create_classifier(model, 10, 3)
-    with pytest.raises(ValueError, match="`checkpoint_path` is 5"):
-        create_classifier({**model, "checkpoint_path": 5}, 10, 3)

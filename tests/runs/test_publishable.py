@@ -1,6 +1,6 @@
 import pytest
 
-from linvit.runs.publishable import publishable
+from linvit.runs.yaml_text import publishable
 
 
 def test_paths_are_left_out_at_any_depth():
@@ -46,7 +46,3 @@ def test_forms_of_paths(path):
 )
 def test_what_is_no_path_stays(text):
     assert publishable({"any": text}) == {"any": text}
-
-
-def test_a_folder_of_weights_keeps_its_name():
-    assert publishable({"init": "/home/ada/runs/vit/"}) == {"init": "vit"}

@@ -114,20 +114,13 @@ def test_python_files_of_a_folder_are_not_run(pushed, tmp_path):
     "change",
     [
         {"architecture": "ravlt_nanoo"},
-        {"architecture": None},
         {"num_classes": 3},
-        {"num_classes": "many"},
         {"num_classes": 10**9},
         {"model_args": {"widths": [10**6] * 4}},
         {"model_args": {"pretrained": True}},
-        {"model_args": {"other": 1}},
-        {"model_args": 3},
         {"model_args": {"global_pool": ""}},
-        {"pretrained_cfg": {"input_size": [3, 32]}},
         {"pretrained_cfg": {"input_size": [3, 32, 32], "mean": 0, "std": [1, 1, 1]}},
-        {"pretrained_cfg": None},
         {"label_names": [1] * 10},
-        {"label_names": 3},
         *(
             {"pretrained_cfg": {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]} | change}
             for change in (
@@ -157,7 +150,14 @@ def test_a_broken_configuration_is_one_sentence(pushed, tmp_path, change):
         load_run(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"architecture": 3}', "[" * 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"architecture": 3}',
+        "[" * 10_000,
+    ],
+)
 def test_a_configuration_of_another_kind_is_one_sentence(pushed, tmp_path, text):
     (tmp_path / "model.safetensors").write_bytes((pushed.folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(text)
@@ -231,10 +231,7 @@ def test_these_files_and_no_others_are_uploaded(hub, measured, tmp_path):
         ("ada/digits", {"account": None}, {}, r"does not accept your token: create a token"),
         ("ada/digits", {"writable": False}, {}, r"may not write to ada/digits: .* The files are in "),
         ("ada/digits", {"repositories": {"ada/digits": False}}, {}, r"exists and is public: set `public=True`"),
-        ("ada/digits", {"repositories": {"ada/digits": True}}, {"public": True}, r"is private: leave `public` out"),
-        ("digits", {}, {}, r"`repository` is 'digits' \(it names no user\), expected user/name"),
         ("a/b/c", {}, {"dry_run": True}, r"`repository` is 'a/b/c' .*expected user/name"),
-        ("ada/di gits", {}, {}, r"expected user/name"),
         (3, {}, {}, r"`repository` is 3"),
     ],
     ids=str,
@@ -265,12 +262,6 @@ def test_without_a_network(hub, measured, tmp_path, monkeypatch):
     with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE forbids every connection"):
         measured[0].push_to_hub("ada/digits", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_without_weights(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"has no checkpoints/best\.ckpt or last\.ckpt"):
-        load_run(tmp_path / "empty")
 
 
 class Terminal:

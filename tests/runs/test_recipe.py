@@ -26,10 +26,6 @@ print([repr(value) for value in (given[0].limit_train_batches, given[1]["limit_t
     [
         (lambda: train(3), "`recipe` is 3, expected a path"),
         (lambda: train("x.yaml", "trainer.max_epochs=3"), "`overrides` is 'trainer.max_epochs=3', expected a mapping"),
-        (lambda: train("x.yaml", 3), "`overrides` is 3, expected a mapping"),
-        (lambda: train("x.yaml", folder=3), "`folder` is 3, expected a path"),
-        (lambda: load_run(3), "`path` is 3, expected a path"),
-        (lambda: load_run(model=3), "`model` is 3, expected text"),
         (lambda: load_run(model="ravlt_nano", checkpoint=3), "`checkpoint` is 3, expected a path"),
     ],
 )

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 from linvit.environment import commit
 from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
-from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
+from linvit.runs.weight_file import creation
 from linvit.studies.demo import on_photographs
 from linvit_cli import main
 

@@ -17,12 +17,10 @@ from linvit.files import check_writable, user_path
 from linvit.ranges import Count, checked
 from linvit.released import check_target
 from linvit.runs.classifiers import ClassifierRun, most_probable
-from linvit.runs.evaluate import Measures
-from linvit.runs.hub_folder import write_hub_folder
+from linvit.runs.evaluate import Measures, prepared_for
+from linvit.runs.hub import Pushed, check_access, check_repository, upload, write_hub_folder
 from linvit.runs.images import as_list
-from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
-from linvit.runs.pushing import Pushed, check_access, check_repository, upload
 from linvit.runs.report import Section, answer_sections
 from linvit.runs.rows import SharedRows, in_processes, share
 from linvit.runs.weight_file import PLACES, Origin, origin_of, write_weight_file
@@ -145,8 +143,7 @@ class ClassificationRun(ClassifierRun):
                 its entries are rows, memory, spill and progress of `linvit.run_in_strips`.
             processes: number of processes that are started to share the rows of every image, see `linvit.parallel`.
 
-        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
-        `unreadable` of the result.
+        Files that cannot be read are listed in `unreadable` of the result.
         """
         inputs = as_list(inputs)
         if processes == 1:

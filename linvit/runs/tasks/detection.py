@@ -80,8 +80,7 @@ class DetectionRun(DenseRun):
             weights: "raw" or "ema"; default: the moving average, if there is one.
             progress: show a progress bar.
 
-        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
-        `unreadable` of the result.
+        Files that cannot be read are listed in `unreadable` of the result.
         """
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:

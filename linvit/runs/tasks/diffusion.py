@@ -1,7 +1,7 @@
 """Runs of image generation."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
@@ -11,17 +11,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from linvit.analysis.cost import count_batch
 from linvit.analysis.report import figure_image, paragraph
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.generation.pixels import CifarImages, DigitImages, GenerationPreprocessing
 from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import check_output_file, replacing
-from linvit.layers.mechanisms import at
-from linvit.models.dit import DiT
-from linvit.models.published import FLOPS, ROWS
-from linvit.models.registry import create
 from linvit.ranges import Amount, Count, Range, Some, checked
 from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.report import Section
@@ -34,14 +29,6 @@ SMALLEST = 48  # pixels of an image in the grid: smaller ones are enlarged, pixe
 SUFFIXES = (".png", ".npz")
 CLASSES, COUNT, GUIDANCES = 10, 6, (1.0, 2.0)  # of a report
 ANALYZED_TIME = 250
-# Further arguments of dit_small_patch2.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "DiT-S/2": {},
-    "with local=true": {"local": True},
-    "with mlp_ratio=2": {"mlp_ratio": 2.0},
-    "with both": {"local": True, "mlp_ratio": 2.0},
-}
-PUBLISHED = {("DiT-S/2", "softmax"): ROWS["MALA, Table 8, DiT-S/2"]}
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,7 @@ class GeneratedImages:
 
     def save(self, path: str | Path) -> None:
         """Writes a .png grid, or an .npz for ADM's evaluation suite: uint8 `arr_0` (images, height, width, 3) and int64
-        `labels`. Raises ValueError for other endings."""
+        `labels`."""
         path = check_image_output(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             if path.suffix.lower() == ".png":
@@ -174,28 +161,6 @@ class DiffusionRun(NamedRun, ImageRun):
         words = "Fréchet distances use the features of a small classifier: do not compare them with published FIDs."
         image = figure_image(figure, "generated images, one row per class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
-
-    listing_caption = (
-        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints"
-        f" {ROWS['MALA, Table 8, MALA'].with_unit(FLOPS)} for its network, which is not released;"
-        " we do not know whether one of these rows is that network."
-    )
-
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs and macs_attention (layers and
-        attention products of one forward pass), published_macs (billions or None)."""
-        for variant, arguments in VARIANTS.items():
-            for mechanism in at("images"):
-                with torch.device("meta"):
-                    network = create("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **arguments)
-                number = torch.zeros(1, dtype=torch.long)
-                dit = cast(DiT, network)
-                images = torch.zeros(1, dit.channels, dit.input_size, dit.input_size)
-                cost = count_batch(network, images, number, number)
-                row = PUBLISHED.get((variant, mechanism))
-                published = {"published_macs": row.values[FLOPS] if row else None}
-                yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
 
 
 def check_image_output(path: str | Path) -> Path:

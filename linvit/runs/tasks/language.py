@@ -20,9 +20,7 @@ from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Tokenizer, decoded_after
 from linvit.errors import SettingError
-from linvit.layers.mechanisms import at
-from linvit.models.registry import create
-from linvit.models.sequence import SIZES, Decoder, DecoderCache, generate
+from linvit.models.sequence import Decoder, DecoderCache, generate
 from linvit.ranges import Count, Range, check_names, checked
 from linvit.runs.evaluate import HarnessMeasures, Measures
 from linvit.runs.report import Section
@@ -30,8 +28,6 @@ from linvit.runs.run import NamedRun
 from linvit.tasks.language import IGNORED, Language
 from linvit.tasks.language import Recall as RecallTask
 
-VOCABULARIES = {"sequence_nano": 257, "sequence_340m": 32_000}
-CONTEXT = 2048
 POINTS = 32
 READ, PIECE = 256, 37  # tokens
 PROMPTS = ("", "def ", "import ")
@@ -43,9 +39,6 @@ class DecoderRun(NamedRun):
 
     family = "sequence"
     names_classes = False
-    listing_caption = (
-        f"memory: cache of one sequence after {CONTEXT:,} tokens, float32; for softmax it grows with the tokens"
-    )
 
     def facts(self, source: Source) -> tuple[str, ...]:
         return (f"data: {cast(RecallPreprocessing, source.preprocessing).corpus}",)
@@ -68,25 +61,6 @@ class DecoderRun(NamedRun):
             " document."
         )
         return [by_position, ("The same row, computed in other ways", [table(rows), paragraph(words)])]
-
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
-        CONTEXT tokens, float32), grows (whether this depends on the tokens)."""
-        for name in SIZES:
-            for mechanism, entry in at("sequences").items():
-                memory = DecoderCache()
-                with torch.device("meta"):
-                    network = create(name, VOCABULARIES[name], mechanism=mechanism)
-                    cast(Decoder, network).read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
-                yield {
-                    "name": name,
-                    "mechanism": mechanism,
-                    "vocabulary": VOCABULARIES[name],
-                    "parameters": sum(parameter.numel() for parameter in network.parameters()),
-                    "memory": memory.num_bytes(),
-                    "grows": entry.axes is None,
-                }
 
 
 class LanguageRun(DecoderRun):

@@ -13,8 +13,8 @@ from linvit.data.images.multilabel import MultiLabelImages
 from linvit.data.source import Source
 from linvit.ranges import Share, checked
 from linvit.runs.classifiers import ClassifierRun
+from linvit.runs.evaluate import prepared_for
 from linvit.runs.images import as_list
-from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.report import Section
 from linvit.tasks.multilabel import MultiLabel, by_class
@@ -57,8 +57,7 @@ class MultiLabelRun(ClassifierRun):
             strips: a dictionary, even an empty one, reads every image at its own size and strip by strip, on the CPU;
                 its entries are rows, memory, spill and progress of `linvit.run_in_strips`.
 
-        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
-        `unreadable` of the result.
+        Files that cannot be read are listed in `unreadable` of the result.
         """
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,8 +35,7 @@ from linvit.runs.dense import (
     save_pixels,
     truth_and_answer,
 )
-from linvit.runs.images import as_list, find_images
-from linvit.runs.large_images import check_pyramids, class_counts, in_strips, save_pyramid
+from linvit.runs.images import as_list, check_pyramids, class_counts, find_images, in_strips, save_pyramid
 from linvit.runs.predictions import MapPrediction, untaken_name
 from linvit.runs.progress import tracked
 from linvit.runs.report import Section
@@ -84,8 +83,7 @@ class SegmentationRun(DenseRun):
                 its entries are rows, memory, spill and progress of `linvit.run_in_strips`. It needs `output`, and
                 writes the label maps there as TIFF pyramids, without overlays.
 
-        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
-        `unreadable` of the result.
+        Files that cannot be read are listed in `unreadable` of the result.
         """
         inputs = as_list(inputs)
         if strips is not None:

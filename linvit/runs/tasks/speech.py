@@ -19,10 +19,7 @@ from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.errors import SettingError
 from linvit.layers.conformer import SUBSAMPLED
-from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
-from linvit.models.published import ROWS, SIZE
-from linvit.models.registry import create
 from linvit.ranges import check_names, checked, declared
 from linvit.runs.evaluate import Measures
 from linvit.runs.images import as_list, find_inputs
@@ -37,11 +34,6 @@ from linvit.tasks.transcription import BLANK, CountedNGram, NGram, spelled, word
 logger = logging.getLogger(__name__)
 WORST, CORRECT = 20, 5  # utterances of a report
 OWN_TEXT = "train"  # in place of a language model's file
-TOKENS = {"conformer_nano": 11, "conformer_small": 1024}
-PUBLISHED = {
-    ("conformer_small", mechanism): ROWS[f"MALA, Table 7, {row}"]
-    for mechanism, row in {"softmax": "Conformer (S)", "linear": "Linear Attn", "mala": "MALA"}.items()
-}
 
 
 class SpeechRun(NamedRun):
@@ -142,8 +134,7 @@ class SpeechRun(NamedRun):
             output: a .csv or .json file to write as well.
             progress: show a progress bar.
 
-        Raises ValueError if the inputs contain nothing to predict. Files that cannot be read are listed in
-        `unreadable` of the result.
+        Files that cannot be read are listed in `unreadable` of the result.
         """
         self._set_decoding(beam, language_model, lm_weight, word_bonus)
         path = None if output is None else check_output(output)
@@ -169,10 +160,7 @@ class SpeechRun(NamedRun):
 
     @checked
     def stream(self, inputs: Any, seconds: float, *, weights: str | None = None) -> Iterator[str]:
-        """The text that each piece of an audio file adds, by a causal network; a piece is this many seconds long.
-
-        Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
-        """
+        """The text that each piece of an audio file adds, by a causal network; a piece is this many seconds long."""
         items, missing = find_inputs(as_list(inputs), SUFFIXES, "sound")
         if (count := len(items) + len(missing)) != 1:
             raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
@@ -192,11 +180,7 @@ class SpeechRun(NamedRun):
     def _set_decoding(
         self, beam: int | None, language_model: str | Path | None, lm_weight: float | None, word_bonus: float | None
     ) -> None:
-        """Sets how utterances are decoded from now on; without `beam`, with the recipe's beam width.
-
-        Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
-        weight without a language model; as NGram for the language model.
-        """
+        """Sets how utterances are decoded from now on; without `beam`, with the recipe's beam width."""
         task = cast(Speech, self.task)
         recipe_beam = (self.recipe or {}).get("task", {}).get("beam", 1)
         beam = known_beam(recipe_beam if beam is None else beam, task.network)
@@ -233,26 +217,6 @@ class SpeechRun(NamedRun):
             ("Without an error", [table(correct)] if correct else none),
         ]
 
-    listing_caption = (
-        "CTC: encoder and one projection to the tokens. Transducer: with predictor and joint network of 320 channels,"
-        " as published (millions of parameters)."
-    )
-
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        """Conformers with each mechanism: name, mechanism, tokens, ctc and transducer (parameters with that head),
-        published (millions or None)."""
-        for name, tokens in TOKENS.items():
-            for mechanism in at("sequences"):
-                counts = {}
-                for head in ("ctc", "transducer"):
-                    with torch.device("meta"):
-                        network = create(name, tokens, mechanism=mechanism, head=head)
-                    counts[head] = sum(parameter.numel() for parameter in network.parameters())
-                row = PUBLISHED.get((name, mechanism))
-                size = row.values[SIZE] if row else None
-                yield {"name": name, "mechanism": mechanism, "tokens": tokens, **counts, "published": size}
-
 
 class Transcriber:
     """Transcribes samples as they arrive, decoding greedily; the final text equals that of the complete utterance.
@@ -260,8 +224,6 @@ class Transcriber:
     Args:
         run: a run of a causal network with a CTC head.
         weights: "raw" or "ema"; default: the moving average, if there is one.
-
-    Raises ValueError if the network is not causal, or is a transducer.
     """
 
     def __init__(self, run: Trained, weights: str | None = None) -> None:
@@ -287,7 +249,7 @@ class Transcriber:
     def add(self, samples: Tensor | np.ndarray, last: bool = False) -> str:
         """Reads float samples (samples,) in −1 … 1 at the network's rate; `last` with the final ones.
 
-        Returns the text so far. Raises ValueError for another type or shape, and samples that are not finite.
+        Returns the text so far.
         """
         self._waiting = torch.cat((self._waiting, samples_in_memory(samples, "piece")))
         hop, window = round(HOP * self.preprocessing.rate), window_samples(self.preprocessing.rate)

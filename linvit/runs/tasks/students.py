@@ -1,6 +1,5 @@
 """Runs in which a linearized network learns from its teacher: block by block, or the features of the whole."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -22,8 +21,8 @@ from linvit.models.linearizing import Origin
 from linvit.models.swap import NAME
 from linvit.ranges import Count, checked
 from linvit.runs.classifiers import ClassifierRun, most_probable
+from linvit.runs.evaluate import prepared_for
 from linvit.runs.images import as_list
-from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.report import Section
 from linvit.runs.trained import Trained
@@ -50,10 +49,6 @@ class StudentRun(ClassifierRun):
     }
     folder_source = "images"
     learns_classes = False
-    listing_caption = (
-        "The network is `linearized`, made from any softmax network that docs/use/linearize.md names;"
-        " `linvit models` lists those of linvit."
-    )
     item: ClassVar[str]
 
     @classmethod
@@ -109,8 +104,6 @@ class StudentRun(ClassifierRun):
             weights: "raw" or "ema"; default: the moving average, if there is one.
             output: a .csv or .json file to write as well.
             progress: show a progress bar.
-
-        Raises ValueError for a network without a classifier, and if the inputs contain nothing to predict.
         """
         self.class_names = self.classes()
         return self.predict_each(as_list(inputs), most_probable(topk), weights, output, progress)
@@ -123,10 +116,7 @@ class StudentRun(ClassifierRun):
         return (made, str(model.get("mechanism", "mala")), f"pattern {self.network.pattern}", f"{height}×{width} px")
 
     def classes(self) -> list[str]:
-        """The classes of the student's classifier; numbers, if the data name another number of classes.
-
-        Raises ValueError if there is none.
-        """
+        """The classes of the student's classifier; numbers, if the data name another number of classes."""
         count = cast(int, self.network.num_classes)
         if not count:
             raise SettingError(
@@ -161,10 +151,6 @@ class StudentRun(ClassifierRun):
         )
         parts = [figure_image(figure, f"relative error of each {self.item}"), table(rows), paragraph(words)]
         return [(f"Relative error per {self.item}", parts)]
-
-    @classmethod
-    def listing(cls) -> Iterator[dict[str, Any]]:
-        return iter(())
 
     def exported(self) -> Trained:
         """The student as a classifier; raises ValueError for a network without one."""

@@ -1,14 +1,12 @@
-"""Model cards: Markdown with the front matter that timm and the Hugging Face hub read."""
+"""A model card for each network of timm that linvit registers."""
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
-from huggingface_hub import EvalResult
-from huggingface_hub.repocard_data import eval_results_to_model_index
 from timm.models import resolve_pretrained_cfg
 
 from linvit import models
@@ -17,7 +15,7 @@ from linvit.bundled import list_networks
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.by_name import check_model, is_ours
 from linvit.models.published import CONTENT, ROWS, Row
-from linvit.runs.yaml_text import dump_yaml
+from linvit.runs.weight_file import creation, model_card
 
 BIBTEX = Path(inspect.getfile(models)).with_name("papers.bib").read_text(encoding="utf-8")
 PAPERS = {"ravlt": "fan2025rala", "mavit": "fan2025mala", "care": "zhou2025care"}
@@ -28,54 +26,6 @@ UNTRAINED = "No weights are published for this network: it starts from random on
 RELEASED = (
     "The authors offer weights for ImageNet-1k and state no licence for them; `linvit.load_released` reads their file."
 )
-WIDEST = 120  # columns of a line of code
-
-
-def model_card(
-    title: str,
-    text: str,
-    sections: Mapping[str, str],
-    *,
-    license: str | None = None,
-    datasets: Sequence[str] = (),
-    tags: Sequence[str] = (),
-    results: Sequence[EvalResult] = (),
-) -> str:
-    """A card as Markdown.
-
-    Args:
-        title, text: the name of the network or file, and what comes before the first section.
-        sections: heading → Markdown.
-        license: of the weights, in the notation of the hub; None names none.
-        datasets: on which they were trained, as the hub names them.
-        tags: besides those of every card.
-        results: measures that the hub shows.
-    """
-    matter: dict[str, Any] = {
-        "library_name": "timm",
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "timm", "linvit", *tags],
-        "metrics": ["accuracy"],
-    }
-    matter |= {"license": license} if license else {}
-    matter |= {"datasets": list(datasets)} if datasets else {}
-    matter |= {"model-index": eval_results_to_model_index(title, list(results))} if results else {}
-    parts = [f"## {heading}\n\n{content.strip()}\n" for heading, content in sections.items()]
-    return "\n".join((f"---\n{dump_yaml(matter)}---", f"# {title}\n", f"{text.strip()}\n", *parts))
-
-
-def creation(name: str, **arguments: Any) -> str:
-    """A block of Python that creates a network through timm."""
-    texts = [repr(name), *(f"{key}={value!r}" for key, value in arguments.items())]
-    line = ", ".join(texts)
-    call = f"model = timm.create_model({line}).eval()"
-    if len(call) > WIDEST:
-        indented = f"    {line}\n"
-        if len(indented) > WIDEST:
-            indented = "".join(f"    {text},\n" for text in texts)
-        call = f"model = timm.create_model(\n{indented}).eval()"
-    call = call.replace("'", '"')
-    return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\n{call}\n```"
 
 
 def network_card(name: str) -> str:
@@ -98,7 +48,7 @@ def network_card(name: str) -> str:
     datasets = ["imagenet-1k"] if released else [BUNDLED] if row["weights"] == BUNDLED else []
     family = str(row["family"]).replace("_", "-")
     license = UNSTATED if released else LICENSE
-    return model_card(name, _about(row), sections, license=license, datasets=datasets, tags=[family])
+    return model_card(name, _about(row), sections, license=license, datasets=datasets or None, tags=[family])
 
 
 def bibtex(name: str) -> str:
