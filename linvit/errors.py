@@ -28,6 +28,13 @@ class SettingError(ValueError):
         return error
 
 
+def refuse(*faults: str | bool) -> None:
+    """Raises SettingError with the first of these sentences; a fault that does not apply is False."""
+    for fault in faults:
+        if isinstance(fault, str):
+            raise SettingError(fault)
+
+
 def spelled(sentence: str, spell: Callable[[str], str | None]) -> str:
     """The sentence with the settings that `spell` knows in its words.
 

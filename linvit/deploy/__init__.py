@@ -77,19 +77,13 @@ def write(
 ) -> Exported:
     """Writes a network to a file, and runs it in its runtime if that runs on this system.
 
-    Args:
-        network: in evaluation mode, in float32; reads normalized images and returns a tensor, or several.
-        path: of the file, with the format's suffix.
-        format: of the file.
-        facts: what the file says about itself.
-        images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
-        calibration: images to calibrate 8-bit layers on, likewise in one batch; None for a file in float32.
-        report: with `calibration`, folder for the sensitivity of the layers to 8 bits; None for no report.
+    network: in evaluation mode, in float32; reads normalized images and returns a tensor, or several. images: real
+    ones to compare on, uint8 (batch, channels, height, width), which fit the facts. calibration: images to calibrate
+    8-bit layers on, in one batch; None for a file in float32. report: with `calibration`, folder for the sensitivity
+    of the layers to 8 bits.
 
-    Raises:
-        ImportError: if `calibration` is given and torchao is missing.
-        ValueError: for a network that cannot be exported, and a file whose outputs differ from the network's; nothing
-            is left behind then.
+    Raises ValueError for a network that cannot be exported, and a file whose outputs differ from the network's; nothing
+    is left behind then. ImportError without torchao, if `calibration` is given.
     """
     if path.suffix == PACKAGE and (path / MANIFEST).is_file():
         check_writable(path.parent)
@@ -125,12 +119,9 @@ def write_sequence(
 ) -> Exported:
     """Writes a decoder or Conformer to a file, as `write` does.
 
-    Args:
-        network: from a batch to its logits, in float32, as a tuple of one.
-        path, format, facts: as in `write`.
-        example: the module that is written, with inputs for it and their `dynamic_shapes`.
-        batches: inputs to compare the file with the network on.
-        whole: from the session of the file to the same function of the file.
+    network: from a batch to its logits, in float32, as a tuple of one. example: the module that is written, with inputs
+    for it and their `dynamic_shapes`. batches: inputs to compare on. whole: from the session of the file to the same
+    function as `network`.
     """
 
     def compare(session: Session) -> Difference:
@@ -227,11 +218,8 @@ def matched(answers: Iterable[tuple[Outputs, Outputs]], tolerance: float) -> tup
     """The detections of all images that network and file agree on, in pairs, and their share of all detections.
 
     Two detections agree if their labels are the same, if their scores, and boxes as shares of the largest coordinate,
-    differ by at most the tolerance, and their masks by at most ten times as much.
-
-    Args:
-        answers: for each image the outputs DETECTIONS (of linvit.deploy.facts) of the network and of the file.
-        tolerance: largest difference.
+    differ by at most the tolerance, and their masks by at most ten times as much. answers: for each image the outputs
+    DETECTIONS of the network and of the file.
     """
     ours: list[Outputs] = []
     theirs: list[Outputs] = []

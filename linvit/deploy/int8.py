@@ -73,22 +73,11 @@ def need_int8(suffix: str) -> None:
 def quantized(
     program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool, every_step: bool = False
 ) -> ExportedProgram:
-    """The program in 8 bits.
+    """The program with 8-bit layers, which are float layers between roundings; same inputs and outputs.
 
-    Args:
-        program: reads images like these, as many at a time as it was exported with, or any number if `dynamic`.
-        images: to take the ranges of activations from, (images, channels, height, width).
-        suffix: of the files to write, a key of ROUNDINGS.
-        dynamic: whether the program reads any batch, height and width.
-        every_step: also round what `steps_of` returns, inside the attention and around it; only to measure what that
-            loses.
-
-    Returns:
-        A program with the same inputs and outputs, whose 8-bit layers are float layers between roundings.
-
-    Raises:
-        ImportError: if torchao is missing.
-        ValueError: for another suffix, and a program that torch.export cannot follow.
+    program: reads images like these, as many at a time as it was exported with, or any number if `dynamic`. images: to
+    take the ranges of activations from. suffix: of the files to write, a key of ROUNDINGS. every_step: also round what
+    `steps_of` returns, inside the attention and around it; only to measure what that loses.
     """
     need_int8(suffix)
     with silent_stderr():
@@ -294,11 +283,8 @@ def _rounded(x: Any, by: Any) -> Any:
 def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool) -> list[Sensitivity]:
     """The error of every layer that `quantized` rounds, alone, then of the other steps by kind, and of all together.
 
-    Args:
-        program: in float32.
-        images: to measure and calibrate on, (images, channels, height, width); the first 16 are used, or one.
-        suffix: of the file, whose runtime decides how layers are rounded.
-        dynamic: whether the program reads any number of images.
+    images: to measure and calibrate on; the first 16 are used, or one if the program is not `dynamic`. suffix: of the
+    file, whose runtime decides how layers are rounded.
     """
     with silent_stderr():
         import torchao.quantization.pt2e  # noqa: F401 - prints on import

@@ -17,7 +17,7 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import check_writable, user_path, write_csv, write_json
 from linvit.ranges import Count, Share, checked
 from linvit.runs.images import AnalyzedImages, as_list, from_files, from_photos, from_source
@@ -140,12 +140,13 @@ class ImageRun(Run):
     def _images(self, subject: Subject, images: Any, count: int, overrides: dict[str, Any]) -> AnalyzedImages:
         if images is None and (self.recipe or overrides):
             return from_source(self.source(**overrides), count, SHOWN)
-        if overrides:
-            raise SettingError(
-                f"`{next(iter(overrides))}` is a setting of the data, but `images` are given: leave one of them out."
-            )
-        if subject.transform is None:
-            raise SettingError("Image generators are analyzed on the data of their run: leave `images` out.")
+        setting = next(iter(overrides), None)
+        refuse(
+            setting is not None
+            and f"`{setting}` is a setting of the data, but `images` are given: leave one of them out.",
+            subject.transform is None and "Image generators are analyzed on the data of their run: leave `images` out.",
+        )
+        assert subject.transform is not None
         channels = self.preprocessing.channels
         if images is None:
             return from_photos(subject.transform, channels, count, SHOWN)

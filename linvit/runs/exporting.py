@@ -26,7 +26,7 @@ from linvit.deploy.facts import BACKBONE, DETECTIONS, SEQUENCES, Facts, Sequence
 from linvit.deploy.formats import format_of
 from linvit.deploy.int8 import need_int8
 from linvit.deploy.sequences import conformer_example, decoder_example, in_pieces, state_shapes, unfuse
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import user_path
 from linvit.models.conformer import Conformer
 from linvit.models.dense.anchors import Anchors
@@ -144,18 +144,28 @@ def _export_images(source: Trained | nn.Module, path: Path, options: Mapping[str
     """Writes a network on images."""
     calibrate, report, dynamic = (options.get(name) for name in ("calibrate", "report", "dynamic"))
     int8 = options.get("int8", False)
-    if int8 and calibrate is None:
-        raise SettingError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
-    for name, value in (("calibrate", calibrate), ("report", report)):
-        if value is not None and not int8:
-            raise SettingError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
-    if isinstance(source, Trained):
-        if isinstance(source.network, RegionDetector):
-            _check_region_detector(source, path, options)
-            dynamic = False
-        network, facts = of_run(source)
-    else:
-        network, facts = _of_network(source)
+    refuse(
+        int8 and calibrate is None and "`int8` needs images to calibrate on: set `calibrate` to a folder of them.",
+        *(
+            not int8
+            and options.get(name) is not None
+            and f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out."
+            for name in ("calibrate", "report")
+        ),
+    )
+    if isinstance(source, Trained) and isinstance(source.network, RegionDetector):
+        refuse(
+            path.suffix not in REGION_SUFFIXES
+            and f"{source.name} cannot be exported to {path.suffix}, expected {' or '.join(REGION_SUFFIXES)}: change"
+            " the suffix.",
+            *(
+                bool(options.get(name))
+                and f"The file of {source.name} reads one image of one size in float32: leave `{name}` out."
+                for name in ("dynamic", "int8")
+            ),
+        )
+        dynamic = False
+    network, facts = of_run(source) if isinstance(source, Trained) else _of_network(source)
     format = format_of(path, options.get("compiled", False), options.get("opset"))
 
     smallest = format.smallest
@@ -184,15 +194,6 @@ def _export_images(source: Trained | nn.Module, path: Path, options: Mapping[str
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
     return write(network, path, format, facts, _compared_on(images or calibrate, facts, steps), calibration, folder)
-
-
-def _check_region_detector(run: Trained, path: Path, options: Mapping[str, Any]) -> None:
-    if path.suffix not in REGION_SUFFIXES:
-        suffixes = " or ".join(REGION_SUFFIXES)
-        raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {suffixes}: change the suffix.")
-    for name in ("dynamic", "int8"):
-        if options.get(name):
-            raise SettingError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
 
 
 def of_run(run: Trained) -> tuple[nn.Module, Facts]:
@@ -338,15 +339,14 @@ def _export_sequence(
 ) -> Exported:
     """Writes a decoder or Conformer."""
     unwanted = next((name for name, value in options.items() if value and name not in ("dynamic", "opset")), None)
-    if unwanted is not None:
-        raise SettingError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
     dynamic = options.get("dynamic")
     format = format_of(path, opset=options.get("opset"))
-    if path.suffix not in SEQUENCE_SUFFIXES:
-        raise ValueError(
-            f"{format.name} files of decoders and Conformers cannot be written: choose one of"
-            f" {', '.join(SEQUENCE_SUFFIXES)}."
-        )
+    refuse(
+        unwanted is not None and f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.",
+        path.suffix not in SEQUENCE_SUFFIXES
+        and f"{format.name} files of decoders and Conformers cannot be written: choose one of"
+        f" {', '.join(SEQUENCE_SUFFIXES)}.",
+    )
     network = deepcopy(network).eval().cpu().float()
     unfuse(network)
     name = source.name if isinstance(source, Trained) else type(network).__name__
@@ -386,13 +386,12 @@ def _of_decoder(
 def _of_conformer(
     network: Conformer, source: Trained | nn.Module, dynamic: bool | None, about: Mapping[str, Any]
 ) -> SequenceFacts:
-    if network.transduces:
-        raise SettingError(
-            "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
-            " with `head=ctc`."
-        )
-    if dynamic is False:
-        raise SettingError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
+    refuse(
+        network.transduces
+        and "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
+        " with `head=ctc`.",
+        dynamic is False and "A file of a Conformer reads any number of frames: leave `dynamic=False` out.",
+    )
     preprocessing: dict[str, Any] = {"mels": network.mels, "window": WINDOW, "hop": HOP, "floor": FLOOR}
     names: tuple[str, ...] = ()
     if isinstance(source, Trained):

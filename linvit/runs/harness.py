@@ -21,7 +21,7 @@ from torch import nn
 
 from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.data.text.tokens import decoded_after
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, checked, known
 from linvit.runs.evaluate import HarnessMeasures
@@ -145,10 +145,14 @@ def evaluate_tasks(
     task_data: a folder with the data of the tasks, which must be in BENCHMARKS; nothing is downloaded. include: a
     folder with your own tasks, used instead of the harness's. limit: items per task.
     """
-    if include is not None and not Path(include).is_dir():
-        raise SettingError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
-    if include is not None and task_data is not None:
-        raise SettingError("`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.")
+    refuse(
+        include is not None
+        and not Path(include).is_dir()
+        and f"`include` is {include}, expected a folder with .yaml files of tasks: give one.",
+        include is not None
+        and task_data is not None
+        and "`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.",
+    )
     with tempfile.TemporaryDirectory() as folder:
         if task_data is not None:
             include = folder

@@ -23,7 +23,7 @@ from linvit.deploy.facts import BACKBONE, DETECTIONS, FactsError, SequenceFacts
 from linvit.deploy.formats import FORMATS, opened
 from linvit.deploy.runtimes import Session
 from linvit.deploy.sequences import cache_of, zeros
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import BEST, LAST, read_checkpoint, reason_of, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model, create_classifier
 from linvit.models.dense.frameworks import SEGMENTORS
@@ -70,15 +70,17 @@ def load_run(
         untrained: give model random weights (seed 0), for analysis.
     """
     check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
-    if model is not None:
-        if path is not None:
-            raise SettingError("Give either a run or `model` with `checkpoint`, not both.")
-        return _named_model(model, checkpoint, framework, untrained)
+    of_model = {"checkpoint": checkpoint, "framework": framework, "untrained": untrained}
+    alone = next((name for name, value in of_model.items() if value and model is None), None)
+    refuse(
+        path is not None and model is not None and "Give either a run or `model` with `checkpoint`, not both.",
+        path is None
+        and model is None
+        and "Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.",
+        alone is not None and f"`{alone}` needs `model`, but a run is given: leave `{alone}` out.",
+    )
     if path is None:
-        raise SettingError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
-    for name, value in {"checkpoint": checkpoint, "framework": framework, "untrained": untrained}.items():
-        if value:
-            raise SettingError(f"`{name}` needs `model`, but a run is given: leave `{name}` out.")
+        return _named_model(str(model), checkpoint, framework, untrained)
     path = user_path(path)
     if path.suffix in FORMATS:
         return run_of_file(path)
@@ -219,14 +221,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 def run_of_file(path: Path) -> Run:
-    """A run around an exported file, which predicts and evaluates in its runtime.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ImportError: if the runtime is not installed.
-        ValueError: if the file is damaged, was not written by linvit, or contains a network without a run, which cannot
-            predict.
-    """
+    """A run around an exported file, which predicts and evaluates in its runtime; raises as `opened`."""
     facts, session = opened(path)
     if isinstance(facts, SequenceFacts):
         return _run_of_sequences(path, facts, session)
@@ -235,16 +230,17 @@ def run_of_file(path: Path) -> Run:
             f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"
             " it with `linvit.deploy.formats.opened`."
         )
-    if facts.task not in EXPORTED.values() or (facts.fit is None) != (
-        RUNS[facts.task].preprocessing_class is Preprocessing
-    ):
-        raise FactsError(f"What {path} says about its task {facts.task!r} is damaged: export it again.")
-    run = RUNS[facts.task]
+    run, damaged = RUNS[facts.task] if facts.task in EXPORTED.values() else Run, None
+    cropped = run is not Run and run.preprocessing_class is Preprocessing
     lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
-    if not all(allows(run.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
+    if run is Run or cropped != (facts.fit is None):
+        damaged = f"task {facts.task!r}"
+    elif not all(allows(run.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
         len(facts.class_names)
     }:
-        raise FactsError(f"What {path} says about its data is damaged: export it again.")
+        damaged = "data"
+    if damaged is not None:
+        raise FactsError(f"What {path} says about its {damaged} is damaged: export it again.")
     kind = ExportedNetwork
     if facts.task == "detection":
         kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from linvit.bundled import find_recipe
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted
-from linvit.ranges import Count, Filled, Seed, arguments, as_tuple, check, declared, nearest, required, some_of
+from linvit.ranges import Count, Filled, Seed, arguments, check, declared, nearest, required, some_of
 from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.tasks import RUNS, SOURCES
@@ -47,8 +47,17 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     values. A base may have a base in turn, each path relative to the file that names it.
     """
     path = find_recipe(path)
+    layers: list[dict[str, Any]] = []  # this file, its base, and so on
+    seen: list[Path] = []
+    below: Path | None = path
+    while below is not None:
+        if below.resolve() in seen:
+            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
+        layers.append(read_yaml(below))
+        seen.append(below.resolve())
+        below = _base(below, layers[-1])
     values: dict[str, Any] = {}
-    for layer in reversed(_layers(path)):
+    for layer in reversed(layers):
         values = merge(values, layer)
     values.pop("base", None)
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides):
@@ -73,20 +82,6 @@ def _base(path: Path, values: Mapping[str, Any]) -> Path | None:
             f"The `base` of the recipe {path} is {quoted(base)}, expected the path of a recipe: correct it."
         )
     return None if base is None else Path(os.path.normpath(path.parent / base))
-
-
-def _layers(path: Path) -> list[dict[str, Any]]:
-    """The values in a recipe's file, then those in its base, and so on."""
-    layers: list[dict[str, Any]] = []
-    seen: list[Path] = []
-    below: Path | None = path
-    while below is not None:
-        if below.resolve() in seen:
-            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
-        layers.append(read_yaml(below))
-        seen.append(below.resolve())
-        below = _base(below, layers[-1])
-    return layers
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +133,7 @@ class Recipe:
         groups: dict[str, Mapping[str, Any]] = {
             "task": _keys(self.run_class.task_class, SET_ELSEWHERE),
             "data": _keys(self._source_class, {"seed"}),
-            **{name: _keys(kind) for name, kind in settings.items()},
+            **{name: declared(kind) for name, kind in settings.items()},
             "trainer": RANGES,
         }
         for name in ("task", "data"):  # their key `name` chooses a class and is no argument of it
@@ -205,34 +200,34 @@ class Recipe:
 
     def source(self) -> Source:
         """The data; raises ValueError for data that is missing or cannot be used."""
-        missing = [name for name in required(self._source_class) if name not in (*self.values["data"], "seed")]
+        settings = {**self.values["data"], "seed": self.values["seed"]}
+        missing = [name for name in required(self._source_class) if name not in settings]
         if missing:
             raise ValueError(f"The recipe has no data.{missing[0]}, which has no default: set it.")
         with keys_of("data", declared(self._source_class), seed="seed"):
-            settings = {key: as_tuple(value) for key, value in self.values["data"].items()}
-            return self._source_class(**settings, seed=self.values["seed"])
+            return self.run_class.create_source(self.source_name, settings)
 
     def build(self) -> tuple[Task, Source]:
         """The task around a new network, and its data; seeds all generators first."""
-        seed = self.values["seed"]
+        seed, groups = self.values["seed"], self.values
         seed_everything(seed, workers=False, verbose=False)
         source = self.source()
-        with keys_of("data", declared(type(source)), seed="seed"):
+        with keys_of("data", declared(type(source)), seed="seed"):  # some read their files only now
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         with keys_of("model"):
-            network = self.run_class.create_network(dict(self.values["model"]), **facts)
-        settings = {name: f"distillation.{name}" for name in declared(Distillation)}
-        spelled = settings if "distillation" in self._settings else {}
+            network = self.run_class.create_network(dict(groups["model"]), **facts)
+        of_distillation = declared(Distillation) if "distillation" in self._settings else ()
+        spelled = {name: f"distillation.{name}" for name in of_distillation}
         with keys_of("task", declared(self.run_class.task_class), **spelled):
-            task = self.run_class.create_task(network, **facts, **self.values["task"], **self._settings, seed=seed)
-        given = (self.values.get("distillation", {}).get("checkpoint"), self.values["task"].get("teacher"))
+            task = self.run_class.create_task(network, **facts, **groups["task"], **self._settings, seed=seed)
         teacher = getattr(task, "original", None) or getattr(getattr(task, "teacher", None), "network", None)
         with keys_of("data", declared(type(source)), seed="seed"):
             check_size(network, source, "network")
             if teacher is not None:
                 check_size(teacher, source, "teacher")
-            for weights in filter(None, given):
-                check_teacher(weights, source)
+            for weights in (groups.get("distillation", {}).get("checkpoint"), groups["task"].get("teacher")):
+                if weights:
+                    check_teacher(weights, source)
         return task, source
 
     def check_machine(self) -> None:
@@ -250,14 +245,14 @@ class Recipe:
         """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects."""
         made = {key: created(value, self.folder) for key, value in self._components.items()}
         given = self.values["trainer"] | made | more
-        listed = {key: made.get(key, []) for key in ("callbacks", "plugins", "logger")}
-        listed = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
+
+        def named(key: str) -> list[Any]:
+            objects = made.get(key, [])
+            return objects if isinstance(objects, list) else [objects]
+
         ours = [logger] if isinstance(logger, Logger) and given["logger"] is not False else []
-        given |= {
-            "callbacks": [*listed["callbacks"], *callbacks],
-            "plugins": [*listed["plugins"], *plugins],
-            "logger": [*ours, *listed["logger"]] or False,
-        }
+        given |= {"callbacks": [*named("callbacks"), *callbacks], "plugins": [*named("plugins"), *plugins]}
+        given["logger"] = [*ours, *named("logger")] or False
         with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**given)
 
@@ -278,7 +273,7 @@ def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
     return None if init is None else re.sub(r"\{([\w.]+)\}", written, init)
 
 
-def _keys(kind: type, set_elsewhere: Set[str] = frozenset()) -> dict[str, Any]:
+def _keys(kind: type, set_elsewhere: Set[str]) -> dict[str, Any]:
     """The annotations of the arguments of a class that a recipe sets."""
     return {name: annotation for name, annotation in declared(kind).items() if name not in set_elsewhere}
 

@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from linvit.environment import forks_of, share_rows
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.parallel import Sharded, shard
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.tasks.task import Task
@@ -79,12 +79,11 @@ def _forward(network: nn.Module, sharded: Sharded, x: Any) -> Any:
 
 def check_sharing(argument: str, task: str, compiled: bool = False) -> None:
     """Raises ValueError for a run whose images cannot be shared; argument: the name of the number of processes."""
-    if task != TASK:
-        raise SettingError(f"`{argument}` is for the task {TASK}, but this run has the task {task}: set it to 1.")
-    if compiled:
-        raise SettingError(
-            f"`{argument}` needs layers that exchange rows, which no compiler sees: set `task.compile` to false."
-        )
+    refuse(
+        task != TASK and f"`{argument}` is for the task {TASK}, but this run has the task {task}: set it to 1.",
+        compiled
+        and f"`{argument}` needs layers that exchange rows, which no compiler sees: set `task.compile` to false.",
+    )
 
 
 def in_processes(number: int, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -1,7 +1,7 @@
 """The metadata of a checkpoint, checked as strictly as a recipe before anything is built from it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,13 @@ from linvit.runs.yaml_text import plain
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Amount}
+ABOUT = {
+    "format": Annotated[int, OneOf((FORMAT,))],
+    "recipe": dict,
+    "preprocessing": dict,
+    "class_names": list[str],
+    "num_classes": Amount,
+}
 GROUPS = {"task": dict, "model": dict, "data": dict}
 PROGRESS = {
     "epoch": Amount,
@@ -33,6 +39,7 @@ PROGRESS = {
     "lr_schedulers": list[dict[str, Any]],
     "pytorch-lightning_version": str,
 }
+OPTIMIZER = {"state": dict, "param_groups": list[dict[str, Any]]}
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
     stored = _stored(Path(path), content)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
     with refused(stored.path):
-        _check_needed(content, PROGRESS)
-        check(PROGRESS, content)
+        _check_entries(PROGRESS, content)
         try:
             for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
                 getattr(trainer, name).load_state_dict(content["loops"][name])
@@ -82,41 +88,24 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"its record of the training does not fit ({reason_of(error)})") from error
         sizes = {weight.numel() for weight in stored.weights.values()}
         for state in content["optimizer_states"]:
-            _check_needed(state, ("state", "param_groups"))
-            check({"state": dict, "param_groups": list[dict[str, Any]]}, state)
+            _check_entries(OPTIMIZER, state)
             plain(state["param_groups"])
-            for entry in state["state"].values():
-                for name in MOMENTS & entry.keys():
-                    if not isinstance(entry[name], Tensor) or entry[name].numel() not in sizes:
-                        raise ValueError(f"the optimizer's state {name} fits no parameter")
+            moments = [entry[name] for entry in state["state"].values() for name in MOMENTS & entry.keys()]
+            if not all(isinstance(moment, Tensor) and moment.numel() in sizes for moment in moments):
+                raise ValueError("the state of the optimizer fits no parameter")
     return stored.recipe
-
-
-def checked_weights(weights: Any) -> dict[str, Tensor]:
-    """Returns the weights; raises ValueError unless all are dense tensors, and those of networks finite."""
-    for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"the entry {str(name)[:60]!r} of the weights is a {type(tensor).__name__}, not a tensor")
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise ValueError(f"the weights {name!r} are not a dense tensor")
-        if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
-    if not any(name.startswith(NETWORKS[0]) for name in weights):
-        raise ValueError("it contains no weights of a network")
-    return dict(weights)
 
 
 def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str, Any], tensors: int) -> nn.Module:
     """Builds a stored model, first on the meta device: a checkpoint cannot ask for more memory than its own size.
 
-    path: of the weights. model: name and arguments. tensors: number of weights. Nothing is downloaded. Raises
-    ValueError if the model cannot be built, or is too large for the stored weights.
+    path: of the weights. model: name and arguments. tensors: number of weights. Nothing is downloaded.
     """
     bytes_stored = path.stat().st_size
-    name = str(model.get("name") or model.get("backbone"))
-    with refused(path), _offline():
-        _check_numbers(model, bytes_stored, tensors)
+    online, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+    with refused(path):
         try:
+            _check_numbers(model, bytes_stored, tensors)
             # some networks read values while they are built, which "meta" tensors do not have
             with contextlib.suppress(RuntimeError, TypeError), torch.device("meta"):
                 numbers = sum(x.numel() for x in build().state_dict().values())
@@ -126,102 +115,10 @@ def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str
         except ValueError:
             raise
         except Exception as error:  # what a wrong argument raises depends on the network
-            raise ValueError(f"its model {name!r} cannot be built ({reason_of(error)})") from error
-
-
-@contextlib.contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Names the file in a ValueError about its content."""
-    try:
-        yield
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()).removesuffix(": change it.").rstrip(".")
-        raise ValueError(f"The checkpoint {path} cannot be used ({reason}): give another one.") from error
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Makes the Hugging Face hub client use only files that were downloaded before."""
-    before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        hub.HF_HUB_OFFLINE = before
-
-
-def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
-    if "linvit" not in content:
-        raise SettingError(
-            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
-            " `model` and `checkpoint`."
-        )
-    with refused(path):
-        _check_needed(content, ("state_dict",))
-        check({"linvit": dict, "state_dict": dict}, content)
-        weights = checked_weights(content["state_dict"])
-        return _checked(path, plain(content["linvit"]), weights)
-
-
-def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -> Stored:
-    needed = (*ABOUT, "class_names")
-    _check_needed(about, needed)
-    check(ABOUT | {"class_names": list[str]}, about)
-    recipe = about["recipe"]
-    run_class = _check_recipe(recipe)
-    facts = {name: value for name, value in about.items() if name not in needed}
-    check_names("entry", facts, run_class.stored_facts)
-    check(run_class.stored_facts, facts)
-    names, count = about["class_names"], about["num_classes"]
-    if run_class.learns_classes:
-        check({"num_classes": Count}, {"num_classes": count})
-    if len(names) != (count if run_class.names_classes else 0):
-        raise ValueError(f"it has {count} classes, but {len(names)} class names")
-    if len(facts.get("category_ids", names)) != len(names):
-        raise ValueError(f"it has {len(names)} classes, but {len(facts['category_ids'])} category ids")
-    preprocessing = _preprocessing(run_class, about["preprocessing"])
-    return Stored(path, run_class, recipe, names, count, preprocessing, facts, weights)
-
-
-def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
-    """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
-    _check_needed(recipe, GROUPS)
-    check(GROUPS, recipe)
-    task, data = ({key: value for key, value in recipe[name].items() if key != "name"} for name in ("task", "data"))
-    check_names("task", [recipe["task"].get("name")], RUNS)
-    run_class = RUNS[recipe["task"]["name"]]
-    check_names("data", [recipe["data"].get("name")], run_class.sources)
-    source = run_class.sources[recipe["data"]["name"]]
-    with keys_of("task"):
-        check_names("setting of the task", task, declared(run_class.task_class))
-        _check_needed(task, ("ema_decay", *run_class.kept))
-        check(run_class.task_class, task)
-    with keys_of("data"):
-        check_names("setting of the data", data, declared(source))
-        check(source, data)
-    for name, kind in SETTINGS.items():
-        settings = recipe.get(name) or {}
-        with keys_of(name):
-            check({"settings": dict}, {"settings": settings})
-            check(kind, settings)
-    return run_class
-
-
-def _preprocessing(run_class: type[Run], values: Mapping[str, Any]) -> Any:
-    with keys_of("preprocessing"):
-        run_class.check_preprocessing(values)
-        _check_needed(values, required(run_class.preprocessing_class))
-    preprocessing = run_class.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
-    lengths = {len(values[name]) for name in ("mean", "std") if name in values}
-    lengths |= {values[name] for name in ("channels", "mels") if name in values}
-    if len(lengths) > 1:
-        raise ValueError("the lengths of its preprocessing's mean and std do not fit its channels")
-    return preprocessing
-
-
-def _check_needed(values: Mapping[str, Any], names: Any) -> None:
-    for name in names:
-        if name not in values:
-            raise ValueError(f"the entry {name!r} is missing")
+            name = model.get("name") or model.get("backbone")
+            raise ValueError(f"its model {str(name)!r} cannot be built ({reason_of(error)})") from error
+        finally:
+            hub.HF_HUB_OFFLINE = online
 
 
 def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
@@ -234,3 +131,94 @@ def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
             _check_numbers(value, size, tensors, key)
     elif isinstance(model, int | float) and abs(model) > (tensors if "depth" in key else size):
         raise ValueError(f"its model has {key[1:]} {model}, more than its weights allow")
+
+
+@contextlib.contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Names the file in a ValueError about its content."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()).removesuffix(": change it.").rstrip(".")
+        raise ValueError(f"The checkpoint {path} cannot be used ({reason}): give another one.") from error
+
+
+def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
+    if "linvit" not in content:
+        raise SettingError(
+            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
+            " `model` and `checkpoint`."
+        )
+    with refused(path):
+        _check_entries({"linvit": dict, "state_dict": dict}, content)
+        weights = _checked_weights(content["state_dict"])
+        about = plain(content["linvit"])
+        _check_entries(ABOUT, about)
+        run_class = _check_recipe(about["recipe"])
+        facts = {name: value for name, value in about.items() if name not in ABOUT}
+        check_names("entry", facts, run_class.stored_facts)
+        check(run_class.stored_facts, facts)
+        names, count = about["class_names"], about["num_classes"]
+        if run_class.learns_classes:
+            check({"num_classes": Count}, about)
+        for what, number in (("class names", len(names)), ("category ids", len(facts.get("category_ids", names)))):
+            if number != (count if run_class.names_classes else 0):
+                raise ValueError(f"it has {count} classes, but {number} {what}")
+        preprocessing = _preprocessing(run_class, about["preprocessing"])
+        return Stored(path, run_class, about["recipe"], names, count, preprocessing, facts, weights)
+
+
+def _checked_weights(weights: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Returns the weights; raises ValueError unless all are dense tensors, and those of networks finite."""
+    for name, tensor in weights.items():
+        dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not isinstance(name, str) or not dense or tensor.is_quantized:
+            raise ValueError(f"the entry {str(name)[:60]!r} of the weights is not a dense tensor")
+        if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
+    if not any(name.startswith(NETWORKS[0]) for name in weights):
+        raise ValueError("it contains no weights of a network")
+    return dict(weights)
+
+
+def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
+    """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
+    _check_entries(GROUPS, recipe)
+    check_names("task", [recipe["task"].get("name")], RUNS)
+    run_class = RUNS[recipe["task"]["name"]]
+    check_names("data", [recipe["data"].get("name")], run_class.sources)
+    kinds = {"task": run_class.task_class, "data": run_class.sources[recipe["data"]["name"]]}
+    for group, kind in (*kinds.items(), *SETTINGS.items()):
+        settings = recipe.get(group) or {}
+        with keys_of(group):
+            check({"settings": dict}, {"settings": settings})
+            settings = {key: value for key, value in settings.items() if group not in kinds or key != "name"}
+            if group in kinds:
+                check_names(f"setting of the {group}", settings, declared(kind))
+            check(kind, settings)
+    _check_needed(("ema_decay", *run_class.kept), recipe["task"])
+    return run_class
+
+
+def _preprocessing(run_class: type[Run], values: Mapping[str, Any]) -> Any:
+    with keys_of("preprocessing"):
+        run_class.check_preprocessing(values)
+        _check_needed(required(run_class.preprocessing_class), values)
+    preprocessing = run_class.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
+    lengths = {len(values[name]) for name in ("mean", "std") if name in values}
+    lengths |= {values[name] for name in ("channels", "mels") if name in values}
+    if len(lengths) > 1:
+        raise ValueError("the lengths of its preprocessing's mean and std do not fit its channels")
+    return preprocessing
+
+
+def _check_entries(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raises ValueError for an entry that is missing or has a value that its annotation does not allow."""
+    _check_needed(annotations, values)
+    check(annotations, values)
+
+
+def _check_needed(names: Iterable[str], values: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in values:
+            raise ValueError(f"the entry {name!r} is missing")

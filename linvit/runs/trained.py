@@ -66,8 +66,7 @@ class Trained:
         return [] if self.path is None else read_curves(self.folder)
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
-        """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
-        """
+        """The network with "raw" or "ema" weights (default: as `network`), on a GPU if there is one, and its device."""
         networks = self.task.networks()
         if weights is not None and weights not in networks:
             raise SettingError(

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from huggingface_hub import EvalResult, ModelCardData
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
-from linvit.data.source import Source
+from linvit.errors import refuse
 from linvit.files import BEST, write_text
 from linvit.models.by_name import bundled_weights
 from linvit.released import rounded, write_weights
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.folder import ENVIRONMENT
-from linvit.runs.trained import Trained
+from linvit.runs.run import Run
 from linvit.runs.yaml_text import dump_yaml, publishable
 from linvit.tasks.classification import Classification
 
@@ -32,7 +32,7 @@ BEST_EPOCH = "The epoch with the best score on the measured images was taken, so
 class Origin:
     """Where weights come from: their run, its measures and number of training samples, and what the user says."""
 
-    run: Trained
+    run: Run
     weights: Mapping[str, Tensor]
     recipe: dict[str, Any]
     measures: Measures
@@ -72,16 +72,26 @@ def write_weight_file(origin: Origin, target: Path) -> Path:
 
 
 def origin_of(
-    run: Trained,
-    source: Source,
-    half: bool,
+    run: Run,
+    settings: dict[str, Any],
+    *,
+    half: bool = False,
     note: str | None,
     license: str | None,
     measures: Measures | None,
     progress: bool,
 ) -> Origin:
-    """What the card of a classifier's weights says, measured on the source unless `measures` is given."""
-    recipe = dict(run.recipe or {})
+    """What the card of a classifier's weights says, measured on its data, with these settings, unless it is given."""
+    refuse(
+        *(
+            f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers`"
+            " may change, leave it out."
+            for name in settings.keys() - PLACES
+        ),
+        run.recipe is None
+        and f"{run.name} comes without a recipe, expected a run of classification that `linvit train` made: give one.",
+    )
+    source, recipe = run.source(**settings), dict(run.recipe or {})
     recipe["trainer"] = {key: value for key, value in recipe["trainer"].items() if value is not None}
     weights: Mapping[str, Tensor] = run.network.state_dict()
     if half:
@@ -163,7 +173,7 @@ def _use(origin: Origin, target: Path) -> str:
 
 
 def model_card(
-    title: str, text: str, sections: Mapping[str, str], results: Sequence[EvalResult] | None = None, **matter: Any
+    title: str, text: str, sections: Mapping[str, str], results: list[EvalResult] | None = None, **matter: Any
 ) -> str:
     """A card as Markdown, with the front matter that timm and the Hugging Face hub read.
 

@@ -88,13 +88,8 @@ def test_a_true_or_false_value_is_a_flag_alone(capsys):
     ("module", "extra"),
     [
         ("lightning.pytorch", "train"),
-        ("rich", "train"),
         ("sklearn.metrics", "train"),
-        ("matplotlib", "report"),
         ("faster_coco_eval", "dense"),
-        ("jiwer", "speech"),
-        ("diffusers", "generation"),
-        ("webdataset", "readers"),
         ("lm_eval", "language"),
     ],
 )

@@ -184,25 +184,3 @@ def test_held_out_images_are_chosen_evenly():
     torch.testing.assert_close(images.many, torch.stack([image for image, _ in chosen]))
     assert images.many_labels.tolist() == [int(label) for _, label in chosen]
     assert len(images.whole) == len(images.whole_labels) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["rank", "--model", "ravlt_nano", "--layers", "9"],
-            "There is no attention layer '9': give numbers from 1 to 5",
-        ),
-        (["--model", "resnet18"], "ResNet has no attention that can be analyzed, expected Attention2d"),
-        (
-            ["--model", "ravlt_nano", "--query", "2", "0"],
-            "--query is [2.0, 0.0], expected a list of 2 numbers from 0 to 1",
-        ),
-        (["ranks", "run"], "analyze got ranks run, expected one of rank, scores, magnitude, all and one run"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
-    assert main(["analyze", *arguments, "--output", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1

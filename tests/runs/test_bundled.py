@@ -1,7 +1,7 @@
 import pytest
 
 from linvit import bundled
-from linvit.bundled import bundled_files, files_below, find_recipe, header, recipes, shown_name
+from linvit.bundled import bundled_files, files_below, find_recipe, recipes, shown_name
 from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe import read_recipe
 from linvit.studies import compare
@@ -27,10 +27,6 @@ def test_an_unknown_name_offers_the_nearest(name, tmp_path, monkeypatch):
         find_recipe(name)
 
 
-def test_recipes_to_build_on_are_no_recipes_to_train():
-    assert not [name for name in bundled_files() if name.rpartition("/")[2] == "base"]
-
-
 def test_a_wheel_keeps_them_inside_the_package(tmp_path, monkeypatch):
     file = tmp_path / "linvit" / "recipes" / "demo" / "mine.yaml"
     file.parent.mkdir(parents=True)
@@ -52,11 +48,6 @@ def test_every_header_says_everything():
     for row in recipes():
         assert all(row.values()), row["name"]
         assert f"linvit train {row['name']}" in row["command"]
-
-
-def test_a_header_may_say_nothing(tmp_path):
-    (tmp_path / "mine.yaml").write_text("seed: 0\n")
-    assert set(header(tmp_path / "mine.yaml").values()) == {""}
 
 
 def test_folders_and_rows_go_by_name_too(tmp_path, monkeypatch):

@@ -45,17 +45,3 @@ def test_command_prints_markdown_or_json(recipes, capsys):
     assert main(["models", "--recipes", str(recipes), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["recipe"] for row in rows] == [str(recipes / "deeper" / "no_cpe.yaml"), str(recipes / "nano.yaml")]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model: {name: ravlt_nano, attention: {kappa: relu}}\n", "attention has the key 'kappa', expected some of"),
-    ],
-)
-def test_wrong_models_end_in_one_sentence(text, message, tmp_path, capsys):
-    (tmp_path / "mine.yaml").write_text(text)
-    assert main(["models", "--recipes", str(tmp_path / "mine.yaml")]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1

@@ -126,9 +126,3 @@ def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path, monkeypat
         with pytest.raises(ValueError, match=r"mine.yaml exists already"):
             new_recipe(path, "ravlt_nano", photos)
     assert (tmp_path / "mine.yaml").read_text() == "precious"
-    with pytest.raises(ValueError, match="did you mean 'ravlt_nano'"):
-        new_recipe(tmp_path / "other.yaml", "ravlt_nan", photos)
-    with pytest.raises(ValueError, match="`data` is '', expected a path that is not empty"):
-        new_recipe(tmp_path / "other.yaml", "ravlt_nano", "")
-    with pytest.raises(OSError, match=r"The folder .*mine.yaml cannot be written"):
-        new_recipe(tmp_path / "mine.yaml" / "my.yaml", "ravlt_nano", photos)

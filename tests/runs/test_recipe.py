@@ -5,7 +5,6 @@ import sys
 import pytest
 from tiny_run import write_recipe
 
-from linvit.runs import load_run, train
 from linvit.runs.recipe import Recipe, read_recipe
 
 # another library may name the union of the two first, in the other order, which typing then keeps
@@ -19,19 +18,6 @@ recipe = Recipe(read_recipe(sys.argv[1]))
 given = recipe.trainer(logger=False), recipe.resolved()["trainer"]
 print([repr(value) for value in (given[0].limit_train_batches, given[1]["limit_train_batches"])])
 """
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: train(3), "`recipe` is 3, expected a path"),
-        (lambda: train("x.yaml", "trainer.max_epochs=3"), "`overrides` is 'trainer.max_epochs=3', expected a mapping"),
-        (lambda: load_run(model="ravlt_nano", checkpoint=3), "`checkpoint` is 3, expected a path"),
-    ],
-)
-def test_an_argument_of_the_wrong_type_is_named(call, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        call()
 
 
 @pytest.mark.parametrize("batches", [1, 1.0, 0.5])

@@ -12,7 +12,7 @@ import torch
 from tiny_run import content, curve, write_recipe
 
 from linvit.runs.loading import load_run
-from linvit.runs.rows import check_sharing, in_processes
+from linvit.runs.rows import in_processes
 from linvit.runs.training import train_folder
 
 # Without LePE every layer reads one row of its neighbours at most: 64 px are enough for two processes.
@@ -77,12 +77,6 @@ def test_refusals(alone, tmp_path):
         train_folder(recipe, ["processes_per_image=2"])
     with pytest.raises(ValueError, match="which no compiler sees"):
         train_folder(recipe, ["processes_per_image=2", "task.compile=true"])
-    with pytest.raises(ValueError, match="processes_per_image"):
-        train_folder(recipe, ["processes_per_image=0"])
-    with pytest.raises(
-        ValueError, match="`processes` is for the task classification, but this run has the task detection"
-    ):
-        check_sharing("processes", "detection")
 
 
 def test_prediction_with_shared_rows(alone, tmp_path):

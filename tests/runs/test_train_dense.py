@@ -163,29 +163,6 @@ def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path
     assert "best.ckpt: its backbone; neck and heads keep their initial weights" in capsys.readouterr().out
 
 
-def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
-    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", data={"needs_masks": False})
-    with pytest.raises(
-        ValueError, match=r"MaskRCNN needs masks, but the data is read without them: set data\.needs_masks to true"
-    ):
-        train_folder(recipe)
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        (
-            {"framework": "upernet"},
-            r"model\.framework is 'upernet', expected for detection one of retinanet, mask_rcnn, cascade",
-        ),
-        ({"heads": {"widht": 16}}, r"model\.heads has the key 'widht', expected some of width, hidden, num_regions"),
-    ],
-)
-def test_a_network_that_cannot_be_built_is_one_sentence(model, sentence, scenes, tmp_path):
-    with pytest.raises(ValueError, match=sentence):
-        train_folder(write_dense_recipe(tmp_path, scenes, "mask_rcnn", model=model))
-
-
 def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
 
     restored = load_run(runs("mask_rcnn"))

@@ -12,7 +12,7 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.files import check_writable, user_path
 from linvit.ranges import Count, checked
 from linvit.released import check_target
@@ -23,7 +23,7 @@ from linvit.runs.images import as_list
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
 from linvit.runs.report import Section, answer_sections
 from linvit.runs.rows import SharedRows, in_processes, share
-from linvit.runs.weight_file import PLACES, Origin, origin_of, write_weight_file
+from linvit.runs.weight_file import origin_of, write_weight_file
 from linvit.tasks.classification import Classification
 
 logger = logging.getLogger(__name__)
@@ -81,19 +81,20 @@ class ClassificationRun(ClassifierRun):
             names = {int(name): name for name in folders}
             source.class_names = [names.get(index, str(index)) for index in range(len(classes))]
             return
-        if self.recipe is None:
-            if len(classes) != len(folders):
-                raise ValueError(
-                    f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the"
-                    " classes of the network."
-                )
+        released = self.recipe is None
+        unknown = next((name for name in folders if name not in classes), None)
+        refuse(
+            released
+            and len(classes) != len(folders)
+            and f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the classes"
+            " of the network.",
+            not released
+            and unknown is not None
+            and f"The data has the class {unknown!r}, but the network knows {', '.join(classes[:5])}"
+            f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network.",
+        )
+        if released:
             return
-        unknown = [name for name in folders if name not in classes]
-        if unknown:
-            raise ValueError(
-                f"The data has the class {unknown[0]!r}, but the network knows {', '.join(classes[:5])}"
-                f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network."
-            )
         source.class_names = classes
 
     @checked
@@ -148,10 +149,10 @@ class ClassificationRun(ClassifierRun):
         inputs = as_list(inputs)
         if processes == 1:
             return self.predict_each(inputs, most_probable(topk), weights, output, progress, strips)
-        if strips is not None:
-            raise SettingError(
-                "`strips` reads images in one process, but `processes` is several: leave one of them out."
-            )
+        refuse(
+            strips is not None
+            and "`strips` reads images in one process, but `processes` is several: leave one of them out."
+        )
         path = None if output is None else check_output(output)
         predictions = in_processes(processes, _predict_sharing_rows, self, inputs, topk, weights)
         if path:
@@ -193,7 +194,8 @@ class ClassificationRun(ClassifierRun):
             FileNotFoundError: if the folder does not exist.
         """
         target = check_target(path)
-        return write_weight_file(self._origin(half, note, license, measures, progress, overrides), target)
+        origin = origin_of(self, overrides, half=half, note=note, license=license, measures=measures, progress=progress)
+        return write_weight_file(origin, target)
 
     @checked
     def push_to_hub(
@@ -231,31 +233,9 @@ class ClassificationRun(ClassifierRun):
             check_access(repository, public)
         target = self.folder / "hub" if folder is None else user_path(folder)
         check_writable(target)
-        origin = self._origin(False, note, license, measures, progress, overrides)
+        origin = origin_of(self, overrides, note=note, license=license, measures=measures, progress=progress)
         files = write_hub_folder(origin, target, repository)
         return Pushed(target, files, None if dry_run else upload(target, files, repository, public))
-
-    def _origin(
-        self,
-        half: bool,
-        note: str | None,
-        license: str | None,
-        measures: Measures | None,
-        progress: bool,
-        overrides: dict[str, Any],
-    ) -> Origin:
-        """What the model card says about these weights."""
-        for name in overrides.keys() - PLACES:
-            raise SettingError(
-                f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers`"
-                " may change, leave it out."
-            )
-        if self.recipe is None:
-            raise ValueError(
-                f"{self.name} comes without a recipe, expected a run of classification that `linvit train` made: give"
-                " one."
-            )
-        return origin_of(self, self.source(**overrides), half, note, license, measures, progress)
 
 
 def _evaluate_sharing_rows(

@@ -19,7 +19,7 @@ from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Tokenizer, decoded_after
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.models.sequence import Decoder, DecoderCache, generate
 from linvit.ranges import Count, Range, check_names, checked
 from linvit.runs.evaluate import HarnessMeasures, Measures
@@ -105,15 +105,16 @@ class LanguageRun(DecoderRun):
             include: folder with your own tasks, used instead of the harness's.
             limit: items per task.
         """
+        of_tasks = {"task_data": task_data, "include": include, "limit": limit}
+        alone = next((name for name, value in of_tasks.items() if value is not None and tasks is None), None)
+        refuse(
+            alone is not None and f"`{alone}` needs `tasks`: add tasks, or leave `{alone}` out.",
+            tasks is not None and data is not None and "`tasks` have their own data: leave `data` out.",
+        )
         if tasks is None:
-            for name, value in {"task_data": task_data, "include": include, "limit": limit}.items():
-                if value is not None:
-                    raise SettingError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
             return super().evaluate(data, progress, trainer, **overrides)
         from linvit.runs.harness import evaluate_tasks  # the harness, which most processes never need
 
-        if data is not None:
-            raise SettingError("`tasks` have their own data: leave `data` out.")
         check_names("option of tasks", overrides, ("batch_size", "weights"))
         return evaluate_tasks(
             self, tasks=tasks, task_data=task_data, include=include, limit=limit, progress=progress, **overrides

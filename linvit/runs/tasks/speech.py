@@ -17,7 +17,7 @@ from linvit.data.speech.an4 import AN4
 from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, samples_in_memory, window_samples
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.ranges import check_names, checked, declared
@@ -162,10 +162,11 @@ class SpeechRun(NamedRun):
     def stream(self, inputs: Any, seconds: float, *, weights: str | None = None) -> Iterator[str]:
         """The text that each piece of an audio file adds, by a causal network; a piece is this many seconds long."""
         items, missing = find_inputs(as_list(inputs), SUFFIXES, "sound")
-        if (count := len(items) + len(missing)) != 1:
-            raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
-        if not 0 < seconds < math.inf:
-            raise SettingError(f"`seconds` is {seconds}, expected a time above 0: change it.")
+        count = len(items) + len(missing)
+        refuse(
+            count != 1 and f"One file can be streamed at a time, but {count} are given: give one.",
+            not 0 < seconds < math.inf and f"`seconds` is {seconds}, expected a time above 0: change it.",
+        )
         transcriber = Transcriber(self, weights)
         rate = self.preprocessing.rate
         pieces = _samples(items[0][1], items[0][0], rate).split(max(1, round(seconds * rate)))
@@ -184,13 +185,16 @@ class SpeechRun(NamedRun):
         task = cast(Speech, self.task)
         recipe_beam = (self.recipe or {}).get("task", {}).get("beam", 1)
         beam = known_beam(recipe_beam if beam is None else beam, task.network)
-        if lm_weight is not None and language_model is None:
-            raise SettingError(
-                "`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one."
-            )
-        for name, value in {"language_model": language_model, "word_bonus": word_bonus}.items():
-            if value is not None and beam == 1:
-                raise SettingError(f"`{name}` needs a beam: set `beam=16`, for example.")
+        of_beam = {"language_model": language_model, "word_bonus": word_bonus}
+        refuse(
+            lm_weight is not None
+            and language_model is None
+            and "`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one.",
+            *(
+                beam == 1 and value is not None and f"`{name}` needs a beam: set `beam=16`, for example."
+                for name, value in of_beam.items()
+            ),
+        )
         decoding: dict[str, Any] = {"names": self.class_names, "bonus": word_bonus or 0.0}
         if language_model is not None:
             if str(language_model) == OWN_TEXT:
@@ -228,13 +232,14 @@ class Transcriber:
 
     def __init__(self, run: Trained, weights: str | None = None) -> None:
         network, self.device = run.placed_network(weights)
-        if not isinstance(network, Conformer):
-            raise ValueError(f"{run.path} is an exported file, which needs complete utterances: give the run itself.")
-        if not network.causal or network.transduces:
-            raise ValueError(
-                f"{run.path} needs complete utterances: to transcribe a stream, train with model.causal=true and"
-                " model.head=ctc."
-            )
+        refuse(
+            not isinstance(network, Conformer)
+            and f"{run.path} is an exported file, which needs complete utterances: give the run itself.",
+            (not network.causal or bool(network.transduces))
+            and f"{run.path} needs complete utterances: to transcribe a stream, train with model.causal=true and"
+            " model.head=ctc.",
+        )
+        assert isinstance(network, Conformer)
         self.network, self.preprocessing, self.class_names = network, run.preprocessing, run.class_names
         self.memory = StreamCache()
         self.tokens: list[int] = []

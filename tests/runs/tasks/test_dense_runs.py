@@ -158,28 +158,6 @@ def test_overlays_of_an_earlier_call_are_not_looked_at(segmentor, photos):
     assert len(list((photos / "out" / "overlays").iterdir())) == 3
 
 
-def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys):
-    image = str(photos / "A.png")
-    for arguments, reason in (
-        ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint contains raw"),
-        ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
-        ([detector, image, "--output", photos], "contains the input images"),
-        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a number from 0 to 1"),
-        (
-            [detector, image, "--topk", "3"],
-            "--topk is not an option of predict for the task detection, which accepts --threshold, --weights, --output",
-        ),
-        ([segmentor, image, "--threshold", "0.3"], "--threshold is not an option of predict for the task segmentation"),
-        ([detector, image, "--framework", "upernet"], "--framework needs --model"),
-        (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "--framework is 'yolo'"),
-        (["--model", "ravlt", "--framework", "upernet", "--checkpoint", detector, image], "ravlt"),
-    ):
-        assert main(["predict", *map(str, arguments)]) == 2
-        said = capsys.readouterr().err
-        assert reason in said
-        assert said.count("\n") == 1
-
-
 def test_labels_chosen_piece_by_piece_are_those_of_all_logits(monkeypatch):
     logits = torch.randn(1, 11, 24, 40)
     whole = torch.nn.functional.interpolate(logits, (33, 57), mode="bilinear", align_corners=False).argmax(1)[0]

@@ -158,56 +158,6 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
     assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (["generate", "RUN"], "choose a file with --output"),
-        (["generate", "RUN", "--output", "a.jpg"], "--output is a.jpg, expected a .png or .npz file"),
-        (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
-        (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected from 2 to 1000"),
-        (["generate", "RUN", "--output", "a.png", "--count", "0"], "--count is 0"),
-        (["generate", "RUN", "--output", "a.png", "--guidance", "-1"], "--guidance is -1"),
-        (["generate", "RUN", "--output", "a.png", "--guidance", "nan"], "--guidance is nan"),
-        (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
-        (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run generates pixels, not latents"),
-        (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
-        (["generate", "RUN", "--output", "folder.png"], "folder.png is a folder, not a file"),
-        (["predict", "RUN", "a.png"], "diffusion cannot predict: use `linvit generate` or `linvit eval`"),
-        (["eval", "RUN", "data=digits"], "leave it out"),
-        (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is not an option of generate"),
-    ],
-)
-def test_what_cannot_be_generated_is_one_sentence(run, asked, sentence, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a_file").touch()
-    (tmp_path / "folder.png").mkdir()
-    assert main([str(run) if word == "RUN" else word for word in asked]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("groups", "sentence"),
-    [
-        ({"model": {"mechanism": "mla"}}, "expected one of softmax, linear, rala, mala"),
-        ({"model": {"name": "dit_smal_patch2"}}, "did you mean 'dit_small_patch2'"),
-        ({"model": {"widht": 3}}, r"did you mean model\.width"),
-        ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
-        (
-            {"task": {"class_dropout": 1.5}},
-            "task.class_dropout is 1.5, expected a number from 0 up to, but not including, 1",
-        ),
-        ({"model": {"mlp_ratio": "four"}}, "model.mlp_ratio is 'four', expected a number above 0"),
-        ({"data": {"size": 0}}, "data.size is 0, expected a whole number from 1 to 16,384"),
-        ({"data": {"size": 16}}, r"expected \(batch, 1, 8, 8\)"),
-    ],
-)
-def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_path):
-    with pytest.raises(ValueError, match=sentence):
-        train(write_diffusion_recipe(tmp_path, **groups))
-
-
 def test_without_generation_the_loss_chooses(tmp_path):
     run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}))
     assert all(math.isfinite(row["ema_loss"]) for row in run.history)

@@ -235,23 +235,16 @@ def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
         r"model\.name is 'deit_tiny_patch16_224', expected 'linearized'", recipe, "model.name=deit_tiny_patch16_224"
     )
     plain = write_student_recipe(tmp_path / "plain", task, model={"base": {"name": "resnet10t"}})
-    refused("without softmax attention that we know", plain)
     refused("resnet10t has no argument 'depht'", plain, "model.base.depht=3")
     refused("model.pattern is 'LLL', expected 2 letters", recipe, "model.pattern=LLL")
-    refused("model.mechanism is 'male', expected one of", recipe, "model.mechanism=male")
     refused("do not fit this VisionTransformer.*patch_embed.proj.weight is not", recipe, "model.base.patch_size=4")
     refused("The checkpoint .*nowhere.*does not exist", recipe, "task.teacher=nowhere", kind=FileNotFoundError)
-    weights = tmp_path / "empty.pth"
-    torch.save({}, weights)
-    refused("empty.pth contains no weights", recipe, f"task.teacher={weights}")
-    refused("task.copied is 'some', expected one of", recipe, "task.copied=some")
     (tmp_path / "empty").mkdir()
     about = f"mean: {[MEAN] * 3}, std: {[STD] * 3}"  # the teacher's
     images = f"data={{name: images, num_workers: 0, batch_size: 2, size: 32, {about}, root: "
     refused("head.weight is not: .*for as many classes", recipe, "data=null", f"{images}{photos}}}")
     recipe = write_student_recipe(tmp_path, task, model={"num_classes": 10}, task={"teacher": str(teacher)})
     refused("has no image files in it", recipe, "data=null", f"{images}{tmp_path / 'empty'}}}")
-    refused("empty/nowhere does not exist", recipe, "data=null", f"{images}{tmp_path / 'empty' / 'nowhere'}}}")
     refused("none of them is held out", recipe, "data=null", f"{images}{photos}, held_out: 0}}")
 
 
@@ -259,8 +252,6 @@ def test_one_sentence_for_mistakes_of_one_task(teacher, tmp_path):
     recipe = write_student_recipe(tmp_path / "a", task={"teacher": str(teacher)})
     refused("kept softmax attention in all blocks: set an L in its `pattern`", recipe, "model.pattern=SS")
     refused("task.compile is true, but each block", recipe, "task.compile=true")
-    refused("task.copied is 'attention', expected one of all, feed_forward", recipe, "task.copied=attention")
-    refused("task.match is 'logits', expected one of outputs, maps", recipe, "task.match=logits")
     recipe = write_student_recipe(tmp_path / "t", "transfer", task={"teacher": str(teacher)})
     refused(r"task.features is \[2\], expected numbers from -2 to 1", recipe, "task.features=[2]")
 
