@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 
 from linvit.deploy import pt2
 from linvit.deploy.facts import KEY
-from linvit.deploy.xnnpack import for_xnnpack
+from linvit.deploy.graph import for_xnnpack
 
 Names = Sequence[str]
 Session = Callable[..., tuple[Tensor, ...]]

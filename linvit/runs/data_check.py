@@ -15,7 +15,7 @@ from linvit.data.disk import collecting
 from linvit.data.images.image import PAGED
 from linvit.data.source import Content, Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.files import user_path
 from linvit.ranges import allows, as_tuple, check, check_names, declared, known
 from linvit.runs.progress import tracked
@@ -80,8 +80,7 @@ def check_data(
     overrides = overrides or {}
     root = user_path(root)
     PAGED.clear()
-    if not root.exists():
-        raise ValueError(f"There is no {root}: give a folder of data.")
+    refuse(not root.exists() and f"There is no {root}: give a folder of data.")
     if not root.is_dir():
         return _check_file(root, overrides)
     if format is None and (tasks := benchmarks_in(root)) and not _fitting(root):
@@ -97,8 +96,8 @@ def check_data(
     with collecting() as problems:
         source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
         splits = [split for name in SPLITS for split in _checked(source, name, problems, progress)]
-    if not splits:
-        raise ValueError(f"{root} has neither training nor validation data: {problems[0] if problems else 'add some.'}")
+    why = problems[0] if problems else "add some."
+    refuse(not splits and f"{root} has neither training nor validation data: {why}")
     return CheckedData(source.task, whole, splits, list(dict.fromkeys(problems)))
 
 
@@ -107,26 +106,22 @@ def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
     if format is not None:
         return known("format", format, RECOGNIZED).found_in(root) or {"name": format, "root": str(root)}
     fitting = _fitting(root)
-    if len(fitting) > 1:
-        *first, last = fitting
-        raise SettingError(
-            f"{root} fits the formats {', '.join(first)} and {last}: choose one with `format`, such as"
-            f" `format={first[0]}`."
-        )
-    if fitting:
-        return fitting.popitem()[1]
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    inside = [f"{folder.name}/ ({' or '.join(_fitting(folder))})" for folder in folders if _fitting(folder)]
-    if inside:
-        raise ValueError(f"{root} has data sets in its folders {listed(inside)}: check one of these folders.")
-    for name in FALLBACKS:
-        settings = RECOGNIZED[name].found_in(root)
-        if settings:
-            return settings
-    raise SettingError(
-        f"{root} is in none of the formats {', '.join(RECOGNIZED)}: choose another folder, or set `format` to learn"
-        " what is missing."
+    names, inside, fallback = list(fitting), list[str](), None
+    if not fitting:
+        folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        inside = [f"{folder.name}/ ({' or '.join(_fitting(folder))})" for folder in folders if _fitting(folder)]
+        fallback = next(filter(None, (RECOGNIZED[name].found_in(root) for name in FALLBACKS)), None)
+    refuse(
+        len(names) > 1
+        and f"{root} fits the formats {', '.join(names[:-1])} and {names[-1]}: choose one with `format`, such as"
+        f" `format={names[0]}`.",
+        bool(inside) and f"{root} has data sets in its folders {listed(inside)}: check one of these folders.",
+        not fitting
+        and fallback is None
+        and f"{root} is in none of the formats {', '.join(RECOGNIZED)}: choose another folder, or set `format` to learn"
+        " what is missing.",
     )
+    return fallback or fitting.popitem()[1]
 
 
 def _fitting(root: Path) -> dict[str, dict[str, Any]]:
@@ -175,18 +170,17 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
 
 
 def _check_benchmarks(root: Path, tasks: list[str], overrides: Mapping[str, Any]) -> CheckedData:
-    if overrides:
-        raise ValueError(
-            f"{root} has files of benchmarks, which have no settings, got {', '.join(overrides)}: leave it out."
-        )
+    refuse(
+        bool(overrides)
+        and f"{root} has files of benchmarks, which have no settings, got {', '.join(overrides)}: leave it out."
+    )
     splits, problems = [], []
     for task in tasks:
         try:
             splits.append(CheckedSplit(task, {"items": len(read_benchmark(task, root))}))
         except ValueError as error:
             problems.append(str(error))
-    if not splits:
-        raise ValueError(problems[0])
+    refuse(not splits and problems[0])
     return CheckedData("language", {"name": BENCHMARKS}, splits, problems)
 
 

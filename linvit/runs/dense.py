@@ -17,7 +17,7 @@ from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
 from linvit.environment import memory
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
@@ -48,14 +48,13 @@ class DenseRun(ImageRun):
     @classmethod
     def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         framework, backbone = model.get("framework"), model.get("backbone")
-        if not isinstance(framework, str) or framework not in cls.frameworks:
-            known = ", ".join(cls.frameworks)
-            raise SettingError(
-                f"`framework` is {framework!r}, expected for {cls.task_name} one of {known}: choose one."
-            )
-        if not backbone:
-            raise SettingError("The model needs a `backbone`: set it to a name that `linvit models` lists.")
-        with known_arguments(backbone, model):
+        refuse(
+            framework not in list(cls.frameworks)
+            and f"`framework` is {framework!r}, expected for {cls.task_name} one of {', '.join(cls.frameworks)}: choose"
+            " one.",
+            not backbone and "The model needs a `backbone`: set it to a name that `linvit models` lists.",
+        )
+        with known_arguments(model["backbone"], model):
             return build_dense(**model, num_classes=num_classes)
 
     @classmethod
@@ -106,14 +105,25 @@ class DenseRun(ImageRun):
         """
         folder = None if output is None else checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
-        items = _outside(items, folder)
+        if folder is not None:  # an earlier call may have left images in it
+            inside = folder.resolve()
+            items = [(n, i) for n, i in items if not (isinstance(i, Path) and i.resolve().is_relative_to(inside))]
+            refuse(not items and f"All input images are in the output folder {folder}: choose another folder.")
         network, device = self.placed_network(weights)
         transform = self.preprocessing.transform()
         rows, kept = [], []
         with self.save_one_by_one(folder) if folder else contextlib.nullcontext() as save:
             for name, item in tracked(items, "Predicting", progress=progress):
                 try:
-                    image = F.pil_to_tensor(_fitting(read_image(item, name), name))
+                    opened = read_image(item, name)
+                    needed, there = PIXEL_BYTES * opened.width * opened.height, memory()
+                    if needed > there:
+                        raise CorruptImageError(
+                            f"{name} is {opened.height:,}×{opened.width:,} px, whose prediction needs about"
+                            f" {needed / 2**30:.0f} GiB of memory, and this machine has {there / 2**30:.0f} GiB: make"
+                            " the image smaller."
+                        )
+                    image = F.pil_to_tensor(opened)
                 except CorruptImageError as error:
                     unreadable.append(str(error))
                     continue
@@ -203,36 +213,18 @@ def displayed(image: Tensor, preprocessing: DensePreprocessing) -> Tensor:
     return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _fitting(image: Image.Image, name: str) -> Image.Image:
-    """The image itself; raises CorruptImageError if its masks or map would not fit into memory."""
-    needed, there = PIXEL_BYTES * image.width * image.height, memory()
-    if needed > there:
-        raise CorruptImageError(
-            f"{name} is {image.height:,}×{image.width:,} px, whose prediction needs about {needed / 2**30:.0f} GiB of"
-            f" memory, and this machine has {there / 2**30:.0f} GiB: make the image smaller."
-        )
-    return image
-
-
 def checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
     folder = user_path(output)
-    if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
-        raise SettingError(
-            f"`output` is {folder}, expected a folder, because detectors and segmentors write many files: give one."
-        )
-    for path in (Path(item) for item in inputs if isinstance(item, str | Path)):
-        if path.exists() and path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"The output folder {folder} contains the input images {path}: choose another folder.")
+    paths = (Path(item) for item in inputs if isinstance(item, str | Path))
+    refuse(
+        (folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()))
+        and f"`output` is {folder}, expected a folder, because detectors and segmentors write many files: give one.",
+        *(
+            path.exists()
+            and path.resolve().is_relative_to(folder.resolve())
+            and f"The output folder {folder} contains the input images {path}: choose another folder."
+            for path in paths
+        ),
+    )
     check_writable(folder)
     return folder
-
-
-def _outside(items: list[tuple[str, Any]], folder: Path | None) -> list[tuple[str, Any]]:
-    """The inputs outside the output folder: an earlier call may have left images in it."""
-    if folder is None:
-        return items
-    inside = folder.resolve()
-    kept = [(n, i) for n, i in items if not (isinstance(i, Path) and i.resolve().is_relative_to(inside))]
-    if not kept:
-        raise ValueError(f"All input images are in the output folder {folder}: choose another folder.")
-    return kept

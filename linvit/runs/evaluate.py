@@ -10,7 +10,7 @@ from torch import nn
 
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source, listed
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import read_checkpoint, weights_file
 from linvit.runs.progress import bars, quiet_lightning
 from linvit.runs.trained import Trained
@@ -142,16 +142,17 @@ def check_teacher(weights: str, source: Source) -> None:
     """Raises ValueError if a teacher's run has other classes or another normalization than the data."""
     about = recorded(weights)
     names, expected = about.get("class_names"), source.class_names
-    if names and expected and list(names) != list(expected):
-        raise ValueError(
-            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(expected)}:"
-            " give a teacher with these classes in this order."
-        )
+    refuse(
+        bool(names and expected)
+        and list(names) != list(expected)
+        and f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(expected)}: give"
+        " a teacher with these classes in this order."
+    )
     for name in ("mean", "std"):
-        before = about.get("preprocessing", {}).get(name)
-        now = getattr(source.preprocessing, name, None)
-        if before is not None and now is not None and list(before) != list(now):
-            raise SettingError(
-                f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(before)}: use"
-                " the teacher's."
-            )
+        taught, now = about.get("preprocessing", {}).get(name), getattr(source.preprocessing, name, None)
+        refuse(
+            None not in (taught, now)
+            and list(taught) != list(now)
+            and f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(taught)}: use the"
+            " teacher's."
+        )

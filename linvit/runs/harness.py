@@ -68,7 +68,10 @@ class Harness(TemplateLM):
         for request in requests:
             tokens = self.tok_encode(request.args[0])
             windows = get_rolling_token_windows(tokens, self.eot_token_id, self.context, 1)
-            pieces = [("", *_joined(*window)) for window in windows]
+            pieces = []
+            for context, rest in windows:  # the context may contain all but the last token of the continuation
+                together = [*context, rest[-1]]
+                pieces.append(("", together[: len(together) - len(rest)], list(rest)))
             totals.append(sum(likelihood for likelihood, _ in self._loglikelihood_tokens(pieces)))
         return totals
 
@@ -76,7 +79,8 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         """(log-likelihood, whether it is the greedy decoding) of each continuation in (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
-        batches = self._batches([len(context) + len(rest) for _, context, rest in requests])
+        order = sorted(range(len(requests)), key=lambda place: -sum(map(len, requests[place][1:])))
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         for places in tracked(batches, "Reading batches of texts", progress=self.progress):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
             longest = max(map(len, rows))
@@ -116,16 +120,6 @@ class Harness(TemplateLM):
     def _from_start(self, tokens: Sequence[int]) -> list[int]:
         begun = bool(tokens) and tokens[0] == self.eot_token_id
         return list(tokens) if begun else [self.eot_token_id, *tokens]
-
-    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-
-
-def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Splits a window of the harness, whose context may contain all but the last token of the continuation."""
-    together = [*context, rest[-1]]
-    return together[: len(together) - len(rest)], list(rest)
 
 
 @checked

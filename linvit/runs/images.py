@@ -39,6 +39,8 @@ from linvit.tasks.segmentation import Segmentation
 PHOTOS = {"china.jpg": "danielbuechele", "flower.jpg": "vultilion"}
 """The photos that come with scikit-learn, and their photographers on Flickr; their licence is CC BY 2.0."""
 CROP_SHARE = 0.5  # a crop's side over the image's shorter side
+OPTIONS = ("rows", "memory", "spill", "progress")  # of images read in strips
+MULTIPLE = 32  # pixels
 Transform = Callable[[Image.Image], Tensor]
 
 
@@ -191,10 +193,6 @@ def _with_crops(
     many = stacked([transform(crop) for image in images for crop in crops(image, each)])
     words = f"{about}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
     return AnalyzedImages(whole, many, words, unreadable)
-
-
-OPTIONS = ("rows", "memory", "spill", "progress")
-MULTIPLE = 32
 
 
 def filled(image: LargeImage, dtype: torch.dtype) -> LargeImage:

@@ -8,7 +8,7 @@ import timm
 
 from linvit.analysis.cost import Cost, count_cost
 from linvit.bundled import Rows, files_below, header, shown_name
-from linvit.errors import keys_of
+from linvit.errors import keys_of, refuse
 from linvit.models.by_name import create_classifier
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
@@ -52,8 +52,9 @@ def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
     """The recipes that name a classifier among the given files and below the given folders, or bundled ones by name."""
     files = [file for path in paths for file in files_below(path)]
     recipes = [file for file in files if _names_classifier(file)]
-    if not recipes:
-        raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
+    refuse(
+        not recipes and f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them."
+    )
     return recipes
 
 

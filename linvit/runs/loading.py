@@ -39,7 +39,7 @@ from linvit.runs.exported import (
 from linvit.runs.exporting import EXPORTED
 from linvit.runs.hub import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.run import Run
-from linvit.runs.stored import NETWORKS, build_network, read_stored, refused
+from linvit.runs.stored import build_network, refused, run_of_checkpoint
 from linvit.runs.tasks import RUNS
 from linvit.runs.tasks.classification import ClassificationRun
 from linvit.runs.tasks.detection import DetectionRun
@@ -86,7 +86,7 @@ def load_run(
         return run_of_file(path)
     if path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file():
         return _from_hub_folder(path)
-    return _from_checkpoint(_checkpoint_in(path) if path.is_dir() else path)
+    return run_of_checkpoint(_checkpoint_in(path) if path.is_dir() else path)
 
 
 def _checkpoint_in(folder: Path) -> Path:
@@ -98,25 +98,6 @@ def _checkpoint_in(folder: Path) -> Path:
         f"The folder {folder} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one with"
         f" {HUB_CONFIG} and {HUB_WEIGHTS}."
     )
-
-
-def _from_checkpoint(path: Path) -> Run:
-    stored = read_stored(path)
-    run_class, model, preprocessing = stored.run_class, stored.model, stored.preprocessing
-    channels = getattr(preprocessing, "channels", 3)
-    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
-    network = build_network(lambda: run_class.create_network(model, stored.num_classes, channels), path, model, tensors)
-    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *run_class.kept)}
-    task = run_class.create_task(network, stored.num_classes, channels, **kept)
-    name = run_class.title(model, network)
-    try:
-        task.load_state_dict(stored.weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
-            " a version in which that model was another."
-        ) from error
-    return run_class(task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
 
 
 def _from_hub_folder(folder: Path) -> Run:

@@ -16,7 +16,7 @@ from linvit.data.images.folder import ImageFolder, Survey, survey
 from linvit.data.images.image import SMALLEST
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
-from linvit.errors import keys_of
+from linvit.errors import keys_of, refuse
 from linvit.files import check_writable, read_checkpoint, user_path, weights_file, write_text
 from linvit.models.by_name import check_model, create_classifier, start_weights
 from linvit.ranges import Filled, check
@@ -61,20 +61,29 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
         data: a folder of class folders, some of whose images are then held out, or one with train/ and val/.
         init: weights to fine-tune: a run's folder, a checkpoint, a .pth or .safetensors file of this model, or the
             name of weights that come with linvit, such as mavit_nano.cifar10.
-
-    Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
-    fit; FileNotFoundError if there are no such weights; OSError if the file cannot be written.
     """
     check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init})
     path, root = user_path(path), Path(_absolute(data))
-    if path.exists():
-        raise ValueError(f"{path} exists already: choose another name, or remove that file.")
+    refuse(path.exists() and f"{path} exists already: choose another name, or remove that file.")
     check_model(model)
     weights = None if init is None else start_weights(init)
     config = timm.get_pretrained_cfg(model if weights == init else str(init))
-    if config is None:
-        raise ValueError(f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.")
-    images = _look(root)
+    with keys_of("", (), root="`data`"):
+        images = survey(ImageFolder(str(root)))
+    count = sum(images.counts.values())
+    refuse(
+        config is None and f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.",
+        count < FEWEST_IMAGES
+        and f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.",
+    )
+    assert config is not None
+    if images.unreadable:
+        logger.warning(
+            "%d of the %d sampled images cannot be read: %s",
+            len(images.unreadable),
+            images.sampled,
+            images.unreadable[0],
+        )
     start = None
     if weights is not None:
         initialize(create_classifier({"name": model}, len(images.counts), 3), weights)  # refuses those that do not fit
@@ -82,7 +91,7 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     inputs = _inputs(images, config.to_dict(), start)
     network = create_classifier({"name": model, "device": "meta"}, len(images.counts), 3)
     cost = count_cost(network, (3, inputs["size"], inputs["size"]))
-    batch_size = _batch_size(cost, sum(images.counts.values()))
+    batch_size = _batch_size(cost, count)
     text = _text(model, root, init, images, inputs, batch_size)
     check_writable(path.parent)
     write_text(path, text)
@@ -91,23 +100,6 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
 
 def _absolute(path: str | Path) -> str:
     return os.path.abspath(user_path(path))
-
-
-def _look(root: Path) -> Survey:
-    """The images of a folder; raises ValueError if a network cannot be trained on them."""
-    with keys_of("", (), root="`data`"):
-        images = survey(ImageFolder(str(root)))
-    count = sum(images.counts.values())
-    if count < FEWEST_IMAGES:
-        raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")
-    if images.unreadable:
-        logger.warning(
-            "%d of the %d sampled images cannot be read: %s",
-            len(images.unreadable),
-            images.sampled,
-            images.unreadable[0],
-        )
-    return images
 
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:

@@ -33,11 +33,6 @@ class SharedRows(Callback):
     def __init__(self, number: int, mesh: DeviceMesh | None = None) -> None:
         self.number, self.mesh = number, mesh
 
-    @classmethod
-    def callbacks(cls, number: int) -> list[Callback]:
-        """This callback, if there are rows to share."""
-        return [cls(number)] if number > 1 else []
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.mesh is not None:
             return

@@ -10,7 +10,7 @@ from torch import nn
 from linvit.analysis.report import PAGE
 from linvit.data.source import Source
 from linvit.deploy import Exported
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.files import check_output_file
 from linvit.models.registry import create
 from linvit.ranges import Range, as_tuple, check, check_names, declared
@@ -109,8 +109,7 @@ class Run(Trained):
         if not name:
             reads_folders = trained_on is not None and "root" in declared(self.sources[trained_on])
             name = self.folder_source if "root" in overrides and not reads_folders else trained_on
-        if name is None:
-            raise SettingError("This network comes without data: set `data` to a folder, or to a name such as digits.")
+        refuse(name is None and "This network comes without data: set `data` to a folder, or to a name such as digits.")
         return self.open_source(name, stored if name == trained_on else {}, overrides)
 
     def open_source(self, name: str, stored: dict[str, Any], changes: dict[str, Any]) -> Source:
@@ -126,11 +125,11 @@ class Run(Trained):
             settings["size"] = (settings["size"],) * 2
         self.check_preprocessing(settings)
         for name in {"mean", "std"} & settings.keys():
-            count = len(getattr(self.preprocessing, name))
-            if settings[name] is None or len(settings[name]) != count:
-                raise SettingError(
-                    f"`{name}` is {settings[name]}, expected {count} numbers, one per channel: change it."
-                )
+            count, values = len(getattr(self.preprocessing, name)), settings[name]
+            refuse(
+                (values is None or len(values) != count)
+                and f"`{name}` is {values}, expected {count} numbers, one per channel: change it."
+            )
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def evaluate(
@@ -196,10 +195,9 @@ class NamedRun(Run):
     def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         arguments = dict(model)
         name = arguments.pop("name", None)
-        if not name:
-            raise SettingError(
-                f"The model needs a `name`: set it to one that `linvit models --task {cls.task_name}` lists."
-            )
+        refuse(
+            not name and f"The model needs a `name`: set it to one that `linvit models --task {cls.task_name}` lists."
+        )
         try:
             return create(name, num_classes, family=cls.family, **arguments)
         except TypeError as error:

@@ -1,8 +1,7 @@
-"""The metadata of a checkpoint, checked as strictly as a recipe before anything is built from it."""
+"""The run of a checkpoint, whose metadata is checked as strictly as a recipe before anything is built from it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,58 +41,52 @@ PROGRESS = {
 OPTIMIZER = {"state": dict, "param_groups": list[dict[str, Any]]}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The checked content of a checkpoint, from which a `Run` is made.
-
-    facts: the result of `Run.facts_to_store`. weights: the argument of `Task.load_state_dict`.
-    """
-
-    path: Path
-    run_class: type[Run]
-    recipe: dict[str, Any]
-    class_names: list[str]
-    num_classes: int
-    preprocessing: Any
-    facts: dict[str, Any]
-    weights: dict[str, Tensor]
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The group `model` of the recipe, without the file of weights that training started from."""
-        return {key: value for key, value in self.recipe["model"].items() if key != "checkpoint_path"}
-
-
-def read_stored(path: str | Path) -> Stored:
-    """The checked content of a run's checkpoint.
+def run_of_checkpoint(path: Path) -> Run:
+    """The run of a checkpoint.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it was not written by `linvit train`, or an entry is missing or has a wrong value.
     """
-    return _stored(Path(path), read_checkpoint(path))
+    run_class, about, preprocessing, weights = _checked(path, read_checkpoint(path))
+    recipe, count = about["recipe"], about["num_classes"]
+    model = {key: value for key, value in recipe["model"].items() if key != "checkpoint_path"}  # where training started
+    channels, tensors = getattr(preprocessing, "channels", 3), sum(name.startswith(NETWORKS[0]) for name in weights)
+    network = build_network(lambda: run_class.create_network(model, count, channels), path, model, tensors)
+    kept = {key: recipe["task"][key] for key in ("ema_decay", *run_class.kept)}
+    task = run_class.create_task(network, count, channels, **kept)
+    name = run_class.title(model, network)
+    try:
+        task.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
+            " a version in which that model was another."
+        ) from error
+    facts = {name: about[name] for name in run_class.stored_facts if name in about}
+    return run_class(task, about["class_names"], preprocessing, path, name, recipe, facts)
 
 
 def read_resumable(path: str | Path) -> dict[str, Any]:
-    """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `read_stored`."""
+    """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `run_of_checkpoint`."""
     content = read_checkpoint(path)
-    stored = _stored(Path(path), content)
+    _, about, _, weights = _checked(Path(path), content)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
-    with refused(stored.path):
+    with refused(Path(path)):
         _check_entries(PROGRESS, content)
         try:
             for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
                 getattr(trainer, name).load_state_dict(content["loops"][name])
         except Exception as error:  # whatever Lightning makes of a changed state
             raise ValueError(f"its record of the training does not fit ({reason_of(error)})") from error
-        sizes = {weight.numel() for weight in stored.weights.values()}
+        sizes = {weight.numel() for weight in weights.values()}
         for state in content["optimizer_states"]:
             _check_entries(OPTIMIZER, state)
             plain(state["param_groups"])
             moments = [entry[name] for entry in state["state"].values() for name in MOMENTS & entry.keys()]
             if not all(isinstance(moment, Tensor) and moment.numel() in sizes for moment in moments):
                 raise ValueError("the state of the optimizer fits no parameter")
-    return stored.recipe
+    return dict(about["recipe"])
 
 
 def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str, Any], tensors: int) -> nn.Module:
@@ -143,7 +136,8 @@ def refused(path: Path) -> Iterator[None]:
         raise ValueError(f"The checkpoint {path} cannot be used ({reason}): give another one.") from error
 
 
-def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
+def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[str, Any], Any, dict[str, Tensor]]:
+    """The class of a checkpoint's run, what the checkpoint says about it, its preprocessing and all weights."""
     if "linvit" not in content:
         raise SettingError(
             f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
@@ -165,7 +159,7 @@ def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
             if number != (count if run_class.names_classes else 0):
                 raise ValueError(f"it has {count} classes, but {number} {what}")
         preprocessing = _preprocessing(run_class, about["preprocessing"])
-        return Stored(path, run_class, about["recipe"], names, count, preprocessing, facts, weights)
+        return run_class, about, preprocessing, weights
 
 
 def _checked_weights(weights: Mapping[Any, Any]) -> dict[str, Tensor]:

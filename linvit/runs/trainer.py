@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lsf import LSFEnvironment
-from lightning.fabric.plugins.environments.mpi import MPIEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.plugins import environments
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, accelerators, callbacks, loggers, plugins, profilers, strategies
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
 from linvit.data.disk import stays_inside
-from linvit.errors import SettingError, keys_of, quoted
+from linvit.errors import SettingError, keys_of, quoted, refuse
 from linvit.files import reason_of
 from linvit.ranges import (
     Amount,
@@ -44,7 +40,32 @@ from linvit.ranges import (
     required,
 )
 
-LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+LAUNCHERS = (
+    environments.TorchElasticEnvironment,
+    environments.SLURMEnvironment,
+    environments.LSFEnvironment,
+    environments.MPIEnvironment,
+)
+PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "accelerator": (accelerators.Accelerator,),
+    "callbacks": (callbacks.Callback,),
+    "logger": (loggers.Logger,),
+    "plugins": (plugins.Precision, plugins.LayerSync, environments.ClusterEnvironment),
+    "profiler": (profilers.Profiler,),
+    "strategy": (strategies.Strategy,),
+}
+EVERY = tuple(kind for kinds in KINDS.values() for kind in kinds)
+HOMES = (callbacks, loggers, plugins, profilers, strategies)
+LOCAL_LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger)
+NAMES = {"name", "version", "id", "project", "group", "job_type", "notes", "tags", "prefix", "save_dir", "offline"}
+LOCAL_ARGUMENTS: Mapping[type, set[str]] = {
+    loggers.WandbLogger: NAMES,
+    loggers.MLFlowLogger: {"experiment_name", "run_name", "run_id", "tags", "prefix", "save_dir"},
+}
+"""Arguments of loggers that write to the run's folder with them; others may name a server."""
+TRUSTED = "give `trust_recipe=True` if you trust this recipe"
+INSIDE = re.compile(r"(.*_)?(dir|path|dirpath|folder)")
 
 
 @dataclass(frozen=True)
@@ -138,28 +159,6 @@ def _highest(devices: int | str | Sequence[int]) -> int:
     return max(devices, default=-2) + 1
 
 
-PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
-KINDS: Mapping[str, tuple[type, ...]] = {
-    "accelerator": (accelerators.Accelerator,),
-    "callbacks": (callbacks.Callback,),
-    "logger": (loggers.Logger,),
-    "plugins": (plugins.Precision, plugins.LayerSync, ClusterEnvironment),
-    "profiler": (profilers.Profiler,),
-    "strategy": (strategies.Strategy,),
-}
-EVERY = tuple(kind for kinds in KINDS.values() for kind in kinds)
-HOMES = (callbacks, loggers, plugins, profilers, strategies)
-LOCAL_LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger)
-NAMES = {"name", "version", "id", "project", "group", "job_type", "notes", "tags", "prefix", "save_dir", "offline"}
-LOCAL_ARGUMENTS: Mapping[type, set[str]] = {
-    loggers.WandbLogger: NAMES,
-    loggers.MLFlowLogger: {"experiment_name", "run_name", "run_id", "tags", "prefix", "save_dir"},
-}
-"""Arguments of loggers that write to the run's folder with them; others may name a server."""
-TRUSTED = "give `trust_recipe=True` if you trust this recipe"
-INSIDE = re.compile(r"(.*_)?(dir|path|dirpath|folder)")
-
-
 @dataclass(frozen=True)
 class Component:
     """A class and its arguments, checked; arguments may be components in turn."""
@@ -184,13 +183,10 @@ class Component:
                 given[name] = str(folder / value)
         try:
             return self.kind(**given)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"{self.key}: {self.kind.__name__} needs a package that is not installed ({reason_of(error)}): install"
-                " it."
-            ) from error
         except Exception as error:  # what it raises depends on the class
-            raise ValueError(f"{self.key}: {self.kind.__name__} refuses its arguments ({reason_of(error)}).") from error
+            missing = isinstance(error, ModuleNotFoundError)
+            fault = "needs a package that is not installed" if missing else "refuses its arguments"
+            raise ValueError(f"{self.key}: {self.kind.__name__} {fault} ({reason_of(error)}): correct it.") from error
 
 
 def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
@@ -223,20 +219,21 @@ def _component(key: str, named: str | dict[str, Any], kinds: tuple[type, ...], t
         check_names(f"argument of {kind.__name__}", settings, arguments(kind))
     with keys_of(f"{key}.init_args"):
         check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
-    missing = [name for name in required(kind) if name not in (*settings, "save_dir")]
-    if missing:
-        raise ValueError(f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.")
+    missing = next((name for name in required(kind) if name not in (*settings, "save_dir")), None)
     if not trusted:
         _check_inside(key, settings)
-        offline = kind is loggers.WandbLogger and settings.get("offline") is True
-        local = issubclass(kind, LOCAL_LOGGERS) or (
-            settings.keys() <= LOCAL_ARGUMENTS.get(kind, set()) and (offline or kind is loggers.MLFlowLogger)
-        )
-        if issubclass(kind, loggers.Logger) and not local:
-            advice = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
-            raise SettingError(
-                f"{key} names {named['class_path']}, which may send measures to a server: {advice}{TRUSTED}."
-            )
+    offline = kind is loggers.WandbLogger and settings.get("offline") is True
+    local = issubclass(kind, LOCAL_LOGGERS) or (
+        settings.keys() <= LOCAL_ARGUMENTS.get(kind, set()) and (offline or kind is loggers.MLFlowLogger)
+    )
+    advice = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
+    refuse(
+        missing is not None and f"{key}: {kind.__name__} needs {missing}: add it to its init_args.",
+        not trusted
+        and issubclass(kind, loggers.Logger)
+        and not local
+        and f"{key} names {named['class_path']}, which may send measures to a server: {advice}{TRUSTED}.",
+    )
     nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
     return Component(
         key,
@@ -260,10 +257,10 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
         raise SettingError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
     try:
         kind = getattr(importlib.import_module(module), name)
+        if not (isinstance(kind, type) and issubclass(kind, kinds)) or inspect.isabstract(kind) or kind in EVERY:
+            raise TypeError(f"it is not a {expected} that can be created")
     except Exception as error:  # importing a module runs it
-        raise ValueError(f"{key} names {path}, which cannot be imported ({reason_of(error)}): correct it.") from error
-    if not (isinstance(kind, type) and issubclass(kind, kinds)) or inspect.isabstract(kind) or kind in EVERY:
-        raise ValueError(f"{key} names {path}, which is not a {expected} that can be created: choose another class.")
+        raise ValueError(f"{key} names {path}, which cannot be used ({reason_of(error)}): correct it.") from error
     return kind
 
 

@@ -181,7 +181,8 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         **recipe.run_class.facts_to_store(source),
     }
     keeper = RunFolder(folder, about, say if progress and not shown else None, draw)
-    sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
+    number = recipe.values["processes_per_image"]
+    sharing = [SharedRows(number)] if number > 1 else []
     return recipe.trainer(
         [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
         plugins=[AtomicCheckpointIO()],

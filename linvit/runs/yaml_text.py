@@ -11,7 +11,7 @@ from typing import Any, cast
 import yaml
 
 from linvit.data.disk import read_text
-from linvit.errors import quoted
+from linvit.errors import quoted, refuse
 
 LARGEST = 2**20  # bytes
 HIGHEST = 2**53  # of numbers: beyond it a float no longer holds every integer
@@ -22,10 +22,12 @@ HASH = "\ue000"  # replaces # in an override, where # does not begin a comment
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The `key: value` pairs of a recipe; raises ValueError, one sentence, for any other file."""
-    if not path.is_file():
-        raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.")
+    refuse(
+        not path.is_file() and f"There is no recipe at {path}: give the path of a .yaml file.",
+        path.is_file()
+        and path.stat().st_size > LARGEST
+        and f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.",
+    )
     text = read_text(path)
     try:
         values = load_yaml(text)
@@ -44,12 +46,11 @@ def load_yaml(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}{' '.join(str(error.problem or error.context).split())}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise ValueError("values are nested too deeply") from error
-    except ValueError as error:  # of an integer of thousands of digits
-        raise ValueError("a number has too many digits") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        deep = isinstance(error, RecursionError)
+        digits = isinstance(error, ValueError)  # of an integer of thousands of digits
+        reason = "values are nested too deeply" if deep else "a number has too many digits" if digits else str(error)
+        raise ValueError(" ".join(reason.split())) from error
 
 
 def load_value(text: str) -> Any:
@@ -132,12 +133,15 @@ class _Loader(yaml.SafeLoader):
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
+            problem = None
             if not isinstance(key, yaml.ScalarNode):
-                raise self._error("a key is a list or a mapping, expected text", key)
-            if key.tag not in (TEXT, MERGE):
-                raise self._error(f"the key {key.value} is not text, put it in quotes", key)
-            if key.tag == TEXT and key.value in seen:
-                raise self._error(f"the key {key.value} is given twice", key)
+                problem = "a key is a list or a mapping, expected text"
+            elif key.tag not in (TEXT, MERGE):
+                problem = f"the key {key.value} is not text, put it in quotes"
+            elif key.tag == TEXT and key.value in seen:
+                problem = f"the key {key.value} is given twice"
+            if problem is not None:
+                raise self._error(problem, key)
             seen.add(key.value)
         return node
 

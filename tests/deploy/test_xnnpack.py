@@ -9,8 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from linvit import fuse
 from linvit.deploy.formats import FORMATS, session_of
-from linvit.deploy.graph import OnPixels, exported, sample
-from linvit.deploy.xnnpack import SIMPLER, for_xnnpack
+from linvit.deploy.graph import SIMPLER, OnPixels, exported, for_xnnpack, sample
 
 pytest.importorskip("executorch", reason="ExecuTorch is not installed")
 aten = torch.ops.aten
