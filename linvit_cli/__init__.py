@@ -14,8 +14,8 @@ from importlib.metadata import distributions
 
 from linvit_cli.commands import COMMANDS, overview
 from linvit_cli.failures import STOPPED, WRONG_USE, end_of_output, explain, explain_output, say
-from linvit_cli.overrides import split_overrides
 from linvit_cli.parser import Parser, add_help, examples
+from linvit_cli.run_arguments import split_overrides
 from linvit_cli.streams import open_streams, output_error, printable, stopped_by_sigterm
 
 FIRST_STEPS = ("linvit demo", "linvit train demo/ravlt_nano_digits", "linvit eval --help")

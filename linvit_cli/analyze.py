@@ -3,9 +3,8 @@
 import argparse
 
 from linvit_cli.failures import say_unreadable
-from linvit_cli.overrides import data_settings
 from linvit_cli.parser import number, whole
-from linvit_cli.run_arguments import add_network, call, chosen, load
+from linvit_cli.run_arguments import add_network, call, chosen, data_settings, load
 from linvit_cli.streams import show
 
 HELP = "Measure ranks, scores and magnitudes inside a network's attention."

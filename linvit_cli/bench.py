@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, cast
 from linvit_cli.failures import STOPPED, say
 from linvit_cli.parser import examples, image_size, listing, number, whole
 from linvit_cli.run_arguments import add_keep_memory, set_allocator
-from linvit_cli.streams import printable, show
-from linvit_cli.tables import show_rows
+from linvit_cli.streams import printable, show, show_rows
 
 if TYPE_CHECKING:
     from linvit.bench.rows import Progress, Report

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from linvit_cli.parser import whole
 from linvit_cli.run_arguments import add_ledger
-from linvit_cli.streams import show
-from linvit_cli.tables import show_rows
+from linvit_cli.streams import show, show_rows
 
 HELP = "Train recipes over several seeds and compare them, with intervals."
 EXAMPLES = (

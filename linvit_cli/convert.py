@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from linvit_cli.overrides import data_settings
-from linvit_cli.run_arguments import call, chosen
+from linvit_cli.run_arguments import call, chosen, data_settings
 from linvit_cli.streams import show
 
 HELP = "Write the weights of a run, or released ones, to a file for timm."

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linvit_cli.failures import SOME_FAILED, say
-from linvit_cli.overrides import data_settings
 from linvit_cli.parser import examples, listing, whole
-from linvit_cli.streams import show
-from linvit_cli.tables import show_rows
+from linvit_cli.run_arguments import data_settings
+from linvit_cli.streams import show, show_rows
 
 if TYPE_CHECKING:
     from linvit.runs.data_check import CheckedSplit

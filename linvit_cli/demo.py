@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from linvit_cli.parser import whole
-from linvit_cli.streams import show
-from linvit_cli.tables import show_rows
+from linvit_cli.streams import show, show_rows
 
 HELP = "Train four small networks on handwritten digits and write a report."
 EXAMPLES = ("linvit demo",)

@@ -4,11 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from linvit_cli.overrides import data_settings
 from linvit_cli.parser import whole
-from linvit_cli.run_arguments import add_decoding, add_network, add_processes, call, chosen, load
-from linvit_cli.streams import complain, show
-from linvit_cli.tables import show_rows
+from linvit_cli.run_arguments import add_decoding, add_network, add_processes, call, chosen, data_settings, load
+from linvit_cli.streams import complain, show, show_rows
 
 HELP = "Evaluate a run on held-out data: accuracy, AP, mIoU, word errors…"
 EXAMPLES = (

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from linvit_cli.parser import number, whole
 from linvit_cli.run_arguments import add_weights, call, chosen
-from linvit_cli.streams import show
-from linvit_cli.tables import show_pieces
+from linvit_cli.streams import show, show_pieces
 
 HELP = "Generate text or images with a trained network."
 EXAMPLES = (

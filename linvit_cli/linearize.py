@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _plan(trained: "Run", options: argparse.Namespace) -> None:
     from linvit.studies import plan_linearization
-    from linvit_cli.tables import show_rows
+    from linvit_cli.streams import show_rows
 
     folder = options.output or trained.folder / "plan"
     given = chosen(options, "size", "budget")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from linvit.bundled import caption, list_networks
-from linvit_cli.streams import show
-from linvit_cli.tables import show_rows
+from linvit_cli.streams import show, show_rows
 
 HELP = "List the models with size, cost and published accuracy."
 EXAMPLES = ("linvit models --family ravlt", "linvit models --task detection", "linvit models --recipes recipes/ravlt")

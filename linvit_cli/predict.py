@@ -4,7 +4,6 @@ import argparse
 from typing import Any
 
 from linvit_cli.failures import say_unreadable
-from linvit_cli.overrides import data_settings
 from linvit_cli.parser import number, whole
 from linvit_cli.run_arguments import (
     add_decoding,
@@ -14,11 +13,11 @@ from linvit_cli.run_arguments import (
     add_weights,
     call,
     chosen,
+    data_settings,
     load,
     set_allocator,
 )
-from linvit_cli.streams import complain, show
-from linvit_cli.tables import show_pieces, show_rows
+from linvit_cli.streams import complain, show, show_pieces, show_rows
 
 HELP = "Predict classes, objects, regions or transcripts from files."
 EXAMPLES = (

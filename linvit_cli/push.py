@@ -2,14 +2,10 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
-from linvit_cli.overrides import data_settings
-from linvit_cli.run_arguments import call, chosen
+from linvit_cli.run_arguments import call, chosen, data_settings
 from linvit_cli.streams import show
-
-if TYPE_CHECKING:
-    from linvit.runs.hub import Pushed
 
 HELP = "Publish a run on the Hugging Face hub, with a model card."
 EXAMPLES = (
@@ -48,27 +44,20 @@ def run(options: argparse.Namespace) -> int:
         check_access(options.repository, options.public)
     loaded = load_run(options.source)
     pushed = call(loaded, "push_to_hub", options.repository, settings=settings, dry_run=True, progress=True, **card)
-    _list(pushed)
+    show(f"In {pushed.folder}:")
+    for name, size in pushed.files.items():
+        show(f"  {name:20} {size:>13,} bytes")
     place = f"{options.repository} ({'public' if options.public else 'private'})"
     if options.dry_run:
         show(f"Nothing was uploaded. Without --dry-run these files would go to {place}.")
         return 0
-    if not options.yes and not _agreed(f"Upload these files to {place}? [y/N] "):
+    agreed = options.yes
+    if not agreed:
+        with suppress(EOFError):
+            agreed = input(f"Upload these files to {place}? [y/N] ").strip().lower() in ("y", "yes")
+    if not agreed:
         show("Nothing was uploaded.")
         return 0
     url = upload(pushed.folder, pushed.files, options.repository, options.public)
     show(f"Uploaded: {url}")
     return 0
-
-
-def _list(pushed: "Pushed") -> None:
-    show(f"In {pushed.folder}:")
-    for name, size in pushed.files.items():
-        show(f"  {name:20} {size:>13,} bytes")
-
-
-def _agreed(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False

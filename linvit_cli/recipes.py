@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from linvit.bundled import recipes
-from linvit_cli.tables import show_pieces
+from linvit_cli.streams import show_pieces
 
 HELP = "List or search the recipes that come with linvit."
 EXAMPLES = ("linvit recipes", "linvit recipes language rala")

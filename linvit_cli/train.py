@@ -2,7 +2,7 @@
 
 import argparse
 
-from linvit_cli.overrides import recipe_overrides
+from linvit_cli.run_arguments import recipe_overrides
 from linvit_cli.streams import show
 
 HELP = "Train a recipe; a stopped run resumes exactly where it was."

@@ -14,7 +14,7 @@ from linvit.ranges import declared
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.tasks import RUNS, SOURCES
 from linvit_cli import _parser, parse
-from linvit_cli.overrides import recipe_overrides
+from linvit_cli.run_arguments import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

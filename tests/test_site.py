@@ -18,7 +18,7 @@ from linvit.bundled import bundled_files, list_networks
 from linvit.models.published import PUBLISHED
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit_cli import _parser, parse
-from linvit_cli.overrides import recipe_overrides
+from linvit_cli.run_arguments import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -141,7 +141,8 @@ def recorded(weights: str) -> Mapping[str, Any]:
 def check_teacher(weights: str, source: Source) -> None:
     """Raises ValueError if a teacher's run has other classes or another normalization than the data."""
     about = recorded(weights)
-    names, expected = about.get("class_names"), source.class_names
+    names: Any = about.get("class_names")
+    expected: Any = source.class_names
     refuse(
         bool(names and expected)
         and list(names) != list(expected)
@@ -149,7 +150,8 @@ def check_teacher(weights: str, source: Source) -> None:
         " a teacher with these classes in this order."
     )
     for name in ("mean", "std"):
-        taught, now = about.get("preprocessing", {}).get(name), getattr(source.preprocessing, name, None)
+        taught: Any = about.get("preprocessing", {}).get(name)
+        now: Any = getattr(source.preprocessing, name, None)
         refuse(
             None not in (taught, now)
             and list(taught) != list(now)

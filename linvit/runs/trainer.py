@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from lightning.fabric.plugins import environments
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, accelerators, callbacks, loggers, plugins, profilers, strategies
 from lightning.pytorch.accelerators import AcceleratorRegistry
@@ -40,18 +44,13 @@ from linvit.ranges import (
     required,
 )
 
-LAUNCHERS = (
-    environments.TorchElasticEnvironment,
-    environments.SLURMEnvironment,
-    environments.LSFEnvironment,
-    environments.MPIEnvironment,
-)
+LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
 KINDS: Mapping[str, tuple[type, ...]] = {
     "accelerator": (accelerators.Accelerator,),
     "callbacks": (callbacks.Callback,),
     "logger": (loggers.Logger,),
-    "plugins": (plugins.Precision, plugins.LayerSync, environments.ClusterEnvironment),
+    "plugins": (plugins.Precision, plugins.LayerSync, ClusterEnvironment),
     "profiler": (profilers.Profiler,),
     "strategy": (strategies.Strategy,),
 }

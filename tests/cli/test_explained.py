@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from linvit.errors import SettingError, keys_of
+from linvit.errors import SettingError, keys_of, refuse
 from linvit_cli import failures
 from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, say_unreadable
 
@@ -129,3 +129,9 @@ def test_settings_of_a_group_become_keys():
     error = pickle.loads(pickle.dumps(SettingError.of("size", "a" * 99, "a number", "set it lower")))
     assert str(error) == f"`size` is '{'a' * 59} …, expected a number: set it lower."
     assert (error.argument, error.value, error.expected, error.remedy) == ("size", "a" * 99, "a number", "set it lower")
+
+
+def test_of_several_faults_the_first_is_said():
+    refuse(False, 1 < 0 and "never")
+    with pytest.raises(SettingError, match="second"):
+        refuse(False, "second", "third")

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linvit_cli.streams import printable
-from linvit_cli.tables import show_rows
+from linvit_cli.streams import printable, show_rows
 
 MODELS = [sys.executable, "-m", "linvit_cli", "models"]
 FULL = Path("/dev/full")

@@ -8,7 +8,7 @@ import pytest
 from linvit.bundled import list_networks
 from linvit_cli import main
 from linvit_cli.models import readable
-from linvit_cli.tables import show_pieces, show_rows
+from linvit_cli.streams import show_pieces, show_rows
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])
