@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from linvit.errors import SettingError
+from linvit.files import user_path
+
 SHOWN = 5
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,15 @@ def check_regular(path: str | Path) -> None:
     if os.path.exists(path):
         raise OSError("it is a pipe, a socket or a device, not a regular file")
     raise FileNotFoundError("there is no such file")
+
+
+def data_folder(root: str | Path, expected: str = "another folder") -> Path:
+    """The folder of a data set that a user names; raises SettingError if there is none. expected: what it should be."""
+    path = user_path(root)
+    if not path.is_dir():
+        wrong = "is a file" if path.exists() else "does not exist"
+        raise SettingError(f"The data folder {path} {wrong}: set `root` to {expected}.")
+    return path
 
 
 def is_hidden(path: Path, root: Path) -> bool:

@@ -13,9 +13,21 @@ from torchmetrics import MeanMetric, Metric
 from linvit.environment import replica
 from linvit.errors import SettingError
 from linvit.ranges import OneOf, Range
-from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
-from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, betas, kept_signal, sample, seeded
+from linvit.tasks.sampling import (
+    SAMPLERS,
+    TRAIN_STEPS,
+    Classifier,
+    ReadyClassifier,
+    Sampled,
+    betas,
+    check_classifier,
+    distance_to,
+    kept_signal,
+    sample,
+    seeded,
+    trained_classifier,
+)
 from linvit.tasks.task import Task
 
 GUIDED = 2.0

@@ -18,7 +18,7 @@ from PIL import Image
 from linvit.data.dense import Ade20k, CocoPanoptic, InstanceMasks, Voc, Yolo
 from linvit.data.dense.annotations import read_annotations
 from linvit.data.dense.coco import Coco
-from linvit.data.generation.latents import Latents
+from linvit.data.generation import Latents
 from linvit.data.images import ImageFolder, TimmImages
 from linvit.data.images.folder import survey
 from linvit.data.images.image import open_image

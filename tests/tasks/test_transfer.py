@@ -6,7 +6,7 @@ from linearize_teachers import SMALL, body, image
 from torch.testing import assert_close
 
 import linvit
-from linvit.tasks.transfer import Transfer
+from linvit.tasks.students import Transfer
 
 TEACHERS = {
     "ViT": ("vit_small_patch14_reg4_dinov2", SMALL),

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.masks import box_around, to_runs
+from linvit.data.dense.annotations import Annotations, Collected, box_around, to_runs
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular
 from linvit.data.images.image import CorruptImageError, size_of

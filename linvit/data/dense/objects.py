@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.ops import box_convert
 
-from linvit.data.dense.annotations import Annotations
-from linvit.data.dense.masks import to_mask, to_runs
+from linvit.data.dense.annotations import Annotations, to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
 from linvit.data.dense.transforms import (
     CROP_RANGE,

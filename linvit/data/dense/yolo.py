@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
-from linvit.data.dense.masks import area_of
+from linvit.data.dense.annotations import Annotations, Collected, area_of, is_number_in_text
 from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES, size_of

@@ -30,9 +30,8 @@ from linvit.runs.trained import Trained
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.classification import Classification
 from linvit.tasks.initialization import ALL, copy_weights, initialize
-from linvit.tasks.students import StudentTask
+from linvit.tasks.students import StudentTask, Transfer
 from linvit.tasks.task import Task
-from linvit.tasks.transfer import Transfer
 
 
 class StudentRun(ClassifierRun):

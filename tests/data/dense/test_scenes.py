@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linvit.data.dense.masks import box_around, to_mask, to_runs
+from linvit.data.dense.annotations import box_around, to_mask, to_runs
 from linvit.data.dense.scenes import (
     HELD_OUT,
     Scene,

@@ -9,8 +9,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from safetensors.torch import save_file
 
-from linvit.data.generation import Latents
-from linvit.data.generation.latents import _squared, decoded
+from linvit.data.generation import Latents, _squared, decoded
 from linvit.runs.training import train
 from linvit_cli import main
 

@@ -1,11 +1,14 @@
-"""Latents: images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
+"""Images to train generators on: pixels of digits and of CIFAR, and latents.
+
+Latents are images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
 
 root/latents.json has classes, autoencoder, scale and sizes. root/train/*.safetensors and root/val/*.safetensors have
 `moments`, float16 (images, 2, 2·channels, height, width): mean and logarithm of the standard deviation for each image
 and its mirror image, and `labels`, int64 (images,). Training samples a new latent each time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +20,19 @@ from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
+from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.disk import check_regular, read_json
-from linvit.data.generation.pixels import GenerationPreprocessing
+from linvit.data.images.cifar import SIDE, Cifar
+from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.errors import SettingError
 from linvit.files import check_writable, reason_of, replacing, user_path, write_json
-from linvit.ranges import Count, Range, Seed, check
+from linvit.ranges import Count, Range, Seed, Share, check
 
 ABOUT = "latents.json"
 SPLITS = ("train", "val")
@@ -40,6 +45,84 @@ STORED: dict[str, Any] = {
     "class_names": list[str],
     "vae": str,
 }
+
+
+@dataclass(frozen=True)
+class GenerationPreprocessing:
+    """The size (height, width) of generated images or latents, and how a network's output becomes an image.
+
+    mean, std: per channel; output × std + mean are pixels in 0..1, or the input of an autoencoder's decoder. decoder:
+    the autoencoder of latents, a folder or a name on the Hugging Face hub; None for pixels.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    decoder: str | None = None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def transform(self) -> Callable[[Any], Tensor]:
+        """The transform from a PIL image to a float32 tensor (channels, height, width), for pixels of this size."""
+        transform: Callable[[Any], Tensor] = Compose([ToTensor(), Normalize(self.mean, self.std)])
+        return transform
+
+    def values(self, images: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) × std + mean; pixels are clamped to 0..1."""
+        mean, std = (
+            torch.tensor(v, dtype=images.dtype, device=images.device)[:, None, None] for v in (self.mean, self.std)
+        )
+        values = images * std + mean
+        return values if self.decoder else values.clamp(0, 1)
+
+
+class DigitImages(Digits):
+    """Real digits, 8×8 grey pixels in −1 … 1, to train generators on.
+
+    Args:
+        size: Side in pixels; sizes other than 8 are interpolated bilinearly.
+        options: See Digits.
+    """
+
+    task = "diffusion"
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+
+    def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
+        super().__init__(32, 1, batch_size, 0, **options)
+        self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))
+
+
+class CifarImages(Cifar):
+    """The images of CIFAR-10 or CIFAR-100, RGB pixels in −1 … 1; half of the training images are mirrored.
+
+    Args:
+        root, class_names, held_out, split: See Cifar.
+        batch_size: Images per batch.
+        seed: Seed of order and mirroring of the training images.
+        num_workers: Processes that read images.
+    """
+
+    task = "diffusion"
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        root: str,
+        class_names: list[str] | None = None,
+        held_out: Share = 0.0,
+        split: Seed = 0,
+        batch_size: Count = 128,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
+    ) -> None:
+        super().__init__(root, class_names, held_out, split, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        self.preprocessing = GenerationPreprocessing((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
+
+    def train_transform(self) -> Callable[[Any], Tensor]:
+        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
+        return transform
 
 
 class Latents(Source):
