@@ -28,6 +28,13 @@ class SettingError(ValueError):
         return error
 
 
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raises SettingError with the sentence of the first fault that there is: (whether it is there, its sentence)."""
+    for is_there, sentence in faults:
+        if is_there:
+            raise SettingError(sentence)
+
+
 def spelled(sentence: str, spell: Callable[[str], str | None]) -> str:
     """The sentence with the settings that `spell` knows in its words.
 

@@ -97,6 +97,11 @@ def read_text(path: Path) -> str:
     return text
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not empty, without spaces around them; raises as read_text does."""
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file in UTF-8; raises ValueError, naming the file, if it cannot be read."""
     text = read_text(path)

@@ -86,6 +86,7 @@ class DigitImages(Digits):
         options: See Digits.
     """
 
+    fixed = ("channels", "max_shift")
     task = "diffusion"
     preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 

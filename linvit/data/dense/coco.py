@@ -22,7 +22,7 @@ from linvit.data.dense.annotations import (
 from linvit.data.dense.label_maps import MapSource, Pair, read_pixels
 from linvit.data.dense.objects import ObjectSource
 from linvit.data.dense.transforms import IGNORED
-from linvit.data.images.image import CorruptImageError, Side
+from linvit.data.images.image import CorruptImageError
 from linvit.errors import SettingError
 from linvit.files import user_path
 
@@ -52,8 +52,7 @@ class Coco(ObjectSource):
     def __init__(
         self,
         root: str,
-        long_side: Side = 1333,
-        short_side: Side = 800,
+        *,
         train: str | None = None,
         val: str | None = None,
         train_images: str | None = None,
@@ -61,7 +60,7 @@ class Coco(ObjectSource):
         **options: Any,
     ) -> None:
         self.files, self.folders = {"train": train, "val": val}, {"train": train_images, "val": val_images}
-        super().__init__(root, long_side, short_side, **options)
+        super().__init__(root, **options)
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
@@ -97,20 +96,14 @@ class CocoPanoptic(MapSource):
     """
 
     def __init__(
-        self,
-        root: str,
-        long_side: Side = 2048,
-        short_side: Side = 512,
-        images: str | None = None,
-        class_names: list[str] | None = None,
-        **options: Any,
+        self, root: str, *, images: str | None = None, class_names: list[str] | None = None, **options: Any
     ) -> None:
-        super().__init__(root, long_side, short_side, **options)
+        super().__init__(root, **options)
         self.image_root = user_path(images) if images else self.root
         path = find_file(self.root, "val", "panoptic")
         path = path if os.path.exists(path) else find_file(self.root, "train", "panoptic")
         self.class_names = class_names or list(names_by_id(read_lists(path, PANOPTIC)["categories"]).values())
-        self.check_number()
+        self.check_classes()
         self.labels = list(range(1, self.num_classes + 1))
         self.read_labels = read_panoptic
 
@@ -178,8 +171,6 @@ def read_panoptic(pair: Pair) -> Tensor:
 
 def find_file(root: Path, split: str, kind: str) -> Path:
     """The path of a split's annotations, whether or not there is such a file. kind: "instances" or "panoptic"."""
-    if not root.is_dir():
-        raise SettingError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
     paths = [root / "annotations" / f"{kind}_{name}.json" for name in SPLITS[split]]
     paths += [root / name / ROBOFLOW for name in SPLITS[split] if kind == "instances"]
     return next((path for path in paths if os.path.exists(path)), paths[0])

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
-from linvit.data.disk import check_regular, files_below, read_text, stays_inside
+from linvit.data.disk import check_regular, data_folder, files_below, read_lines, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
 from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
@@ -24,6 +24,8 @@ class Voc(HeldOutObjects):
     HeldOutObjects. class_names: the classes and their order; by default the names in all files of Annotations/, sorted.
     """
 
+    fixed = ("needs_masks",)
+
     def __init__(self, root: str, train: str = "train", val: str = "val", **options: Any) -> None:
         self.lists = {"train": train, "val": val}
         super().__init__(root, needs_masks=False, **options)
@@ -38,10 +40,10 @@ class Voc(HeldOutObjects):
         return {"name": "voc", "root": str(root)} | chosen
 
     def folder(self, split: str) -> Path:
-        return self.existing(self.root / "JPEGImages")
+        return data_folder(self.root / "JPEGImages")
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
-        folder = self.existing(self.root / "Annotations")
+        folder = data_folder(self.root / "Annotations")
         files = {path.stem: path for path in files_below(folder, (".xml",)) if path.parent == folder}
         names = self._names(split, list(files))
         wanted = set(names)
@@ -95,7 +97,7 @@ class Voc(HeldOutObjects):
         if not paths[split].exists():
             known = ", ".join(sorted(path.stem for path in folder.glob("*.txt"))) or "no lists"
             raise SettingError(f"The list {paths[split]} does not exist: set `{split}` to one of {known}.")
-        names = [line.strip() for line in read_text(paths[split]).split("\n") if line.strip()]
+        names = read_lines(paths[split])
         outside = [name for name in names if not stays_inside(name)]
         if outside:
             raise ValueError(

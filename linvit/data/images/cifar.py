@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from linvit.data.disk import check_regular, read_text
 from linvit.data.images.augmented import AugmentedSource, per_channel
 from linvit.data.images.image import Channels, Deviation, Side, converted
-from linvit.data.source import held_out_of
-from linvit.errors import SettingError
+from linvit.data.source import check_split, of_split
+from linvit.errors import SettingError, refuse
 from linvit.files import reason_of, user_path
 from linvit.ranges import Seed, Share
 
@@ -92,14 +92,15 @@ class Cifar(AugmentedSource):
         images = Pixels(np.concatenate(pixels), self._place[np.concatenate(labels)], transform, self.channels)
         if testing:
             return images
-        chosen = np.zeros(len(images), bool)
-        for place in np.unique(images.targets):
-            names = {str(index): index for index in np.flatnonzero(images.targets == place)}
-            chosen[[names[name] for name in held_out_of(list(names), self.held_out, self.split)]] = True
-        kept = chosen if split == "val" else ~chosen
-        if not kept.any():
-            use = "held out" if split == "val" else "to train on"
-            raise SettingError(f"None of the {len(images):,} images of {self.root} is {use}: change `held_out`.")
+        chosen = [
+            int(name)
+            for place in np.unique(images.targets)
+            for name in of_split(
+                list(map(str, np.flatnonzero(images.targets == place))), split, self.held_out, self.split
+            )
+        ]
+        check_split(split, chosen, f"The data folder {self.root} has {len(images):,} images")
+        kept = sorted(chosen)
         return Pixels(images.pixels[kept], images.targets[kept], images.transform, images.channels)
 
     def _read(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -110,16 +111,20 @@ class Cifar(AugmentedSource):
             content = np.fromfile(file, np.uint8)
         except OSError as error:
             raise ValueError(f"{file} cannot be read ({reason_of(error)}): copy it again.") from error
-        if not len(content) or len(content) % record:
-            raise ValueError(f"{file} has {len(content):,} bytes, expected {record:,} for each image: copy it again.")
-        records = content.reshape(-1, record)
-        labels = records[:, self.layout.labels - 1]
-        if labels.max() >= len(self._place):
-            raise ValueError(
-                f"{file} has the label {labels.max()}, but {self.layout.names} names {len(self._place)} classes: copy"
-                " both again."
-            )
-        return records[:, self.layout.labels :].reshape(-1, 3, SIDE, SIDE), labels
+        whole = content[: len(content) // record * record].reshape(-1, record)
+        labels, classes = whole[:, self.layout.labels - 1], len(self._place)
+        refuse(
+            (
+                not len(whole) or len(content) % record,
+                f"{file} has {len(content):,} bytes, expected {record:,} for each image: copy it again.",
+            ),
+            (
+                labels.max(initial=0) >= classes,
+                f"{file} has a label of {classes} or more, but {self.layout.names} names {classes} classes: copy both"
+                " again.",
+            ),
+        )
+        return whole[:, self.layout.labels :].reshape(-1, 3, SIDE, SIDE), labels
 
 
 @dataclass(eq=False)

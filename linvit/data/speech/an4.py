@@ -30,6 +30,8 @@ class AN4(LibriSpeech):
         kwargs: Arguments of LibriSpeech.
     """
 
+    fixed = ("train", "val")
+
     def __init__(self, root: str, held_out: Share = 0.0, **kwargs: Any) -> None:
         super().__init__(root, ("train",), ("test",), **kwargs)
         self.held_out = held_out

@@ -182,7 +182,7 @@ def test_images_and_annotations_of_voc_without_partner_are_named(tmp_path):
         ValueError, match=r"Annotations/e\.xml does not exist: add it, or remove its line from the list"
     ):
         voc(root)
-    with pytest.raises(ValueError, match=r"nowhere/Annotations does not exist: set `root`"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
         voc(root / "nowhere")
 
 
@@ -244,7 +244,7 @@ BOMB = "a: &a [x,x]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    [BOMB + "names: *h", "names: !!timestamp x", "names: 2024-99-99", "names: !!int x", "[" * 9999, "1:1" * 9999],
+    [BOMB + "names: *h", "names: !!timestamp x", "names: 2024-99-99", "names: !!int x", "[" * 9999],
 )
 def test_yaml_that_cannot_be_used_is_one_sentence(tmp_path, text):
     root = write_yolo(tmp_path)

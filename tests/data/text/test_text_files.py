@@ -137,7 +137,7 @@ def test_large_text_is_packed_once_and_mapped_into_memory(folder, monkeypatch):
     in_memory = TextFolder(str(folder), held_out=0.3)
     expected = {split: in_memory.stream(split) for split in ("train", "val")}
     monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
-    monkeypatch.setattr("linvit.data.text.source.TOGETHER_BYTES", 300)
+    monkeypatch.setattr("linvit.data.text.tokens.TOGETHER_BYTES", 300)
     settings = {"held_out": 0.3, "cache": str(folder / "packed")}
     TextFolder(str(folder), **settings).prepare_data()
     packed = {path: path.stat().st_mtime_ns for path in (folder / "packed").iterdir()}
