@@ -8,6 +8,7 @@ and its mirror image, and `labels`, int64 (images,). Training samples a new late
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,10 +25,9 @@ from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, ToT
 from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.disk import check_regular, read_json
-from linvit.data.images.cifar import SIDE, Cifar
-from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
+from linvit.data.images.small import SIDE, Cifar, Digits
 from linvit.data.order import Batches
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.errors import SettingError
@@ -194,22 +194,17 @@ class LatentFile(Dataset[Any]):
     ) -> None:
         self.file, self.scale, self.shift, self.samples = file, scale, shift, samples
         self.opened: Any = None
-        opened = _open(file)
-        try:
-            self.labels, whole = opened.get_tensor("labels"), opened.get_slice("moments").get_shape()
-        except SafetensorError as error:
-            raise _damaged(file) from error
-        labels = self.labels
-        if (
-            labels.dtype != torch.int64
-            or list(whole) != [*labels.shape, *shape]
-            or ((labels < 0) | (labels >= num_classes)).any()
-        ):
-            raise _damaged(file)
+        with _reading(file):
+            opened = safe_open(file, "pt")
+            self.labels = labels = opened.get_tensor("labels")
+            fits = opened.get_slice("moments").get_shape() == [*labels.shape, *shape]
+            if labels.dtype != torch.int64 or not fits or ((labels < 0) | (labels >= num_classes)).any():
+                raise SafetensorError("these are no latents of these images")
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.opened is None:
-            self.opened = _open(self.file)
+            with _reading(self.file):
+                self.opened = safe_open(self.file, "pt")
         mirrored = int(torch.randint(2, ())) if self.samples else 0
         mean, log_std = self.opened.get_slice("moments")[index, mirrored].float().chunk(2)
         latent = mean + log_std.exp() * torch.randn_like(mean) if self.samples else mean
@@ -222,16 +217,15 @@ class LatentFile(Dataset[Any]):
         return self.__dict__ | {"opened": None}  # each worker opens its own
 
 
-def _open(path: Path) -> Any:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises ValueError for a file that is not regular, or is damaged in what is read of it meanwhile."""
     try:
         check_regular(path)
-        return safe_open(path, "pt")
+        yield
     except (SafetensorError, OSError) as error:
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged: delete it and make the latents again, the other files are kept.")
+        sentence = f"{path} is damaged: delete it and make the latents again, the other files are kept."
+        raise ValueError(sentence) from error
 
 
 def make_latents(
@@ -262,8 +256,11 @@ def make_latents(
                 moments, labels = _encoded(autoencoder, device, Batches(Subset(files, range(start, stop)), batch))
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
-            file, expected = _open(path), [label for _, label in files.files[start:stop]]
-            if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != expected:
+            with _reading(path):
+                file = safe_open(path, "pt")
+                labels = file.get_tensor("labels").tolist()
+            same = labels == [label for _, label in files.files[start:stop]]
+            if (file.metadata() or made_of) != made_of or not same:
                 raise ValueError(
                     f"{path} has latents from other images, another autoencoder or another size: choose a new folder,"
                     " or delete this one."

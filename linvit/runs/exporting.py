@@ -33,9 +33,8 @@ from linvit.runs.exported import ExportedConformer, ExportedDecoder, ExportedNet
 from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.trained import Trained, classifier_parts
-from linvit.tasks.classification import Classification
+from linvit.tasks.classification import Classification, MultiLabel
 from linvit.tasks.detection import Detection
-from linvit.tasks.multilabel import MultiLabel
 from linvit.tasks.segmentation import Segmentation
 from linvit.tasks.task import Task
 

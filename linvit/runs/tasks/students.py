@@ -10,10 +10,9 @@ from torch import nn
 
 from linvit.analysis.figures import COLOURS, WIDTH, integer_ticks, subplots
 from linvit.analysis.report import figure_image, paragraph, table
-from linvit.data.images.cifar import Cifar
-from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
+from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
 from linvit.errors import SettingError, quoted
 from linvit.models.by_name import known_arguments

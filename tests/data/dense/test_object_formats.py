@@ -112,6 +112,14 @@ def test_difficult_objects_are_evaluated_as_crowds_and_not_trained_on(tmp_path):
     assert [entry["iscrowd"] for entry in source.ground_truth()["annotations"]] == [0, 1, 0]
 
 
+def test_numbers_of_voc_may_have_exponents(tmp_path):
+    root = write_voc(tmp_path / "data")
+    path, expected = root / "Annotations/d.xml", voc(root).annotations("val").of_image(0)
+    assert "<xmin>6<" in path.read_text()
+    path.write_text(path.read_text().replace("<xmin>6<", "<xmin>0.6E+1<"))
+    assert voc(root).annotations("val").of_image(0) == expected
+
+
 def test_other_lists_of_voc_can_be_named(tmp_path):
     root = write_voc(tmp_path / "data")
     (root / "ImageSets/Main/trainval.txt").write_text("a\nb\nc\nd\ne\n")

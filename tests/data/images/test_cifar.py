@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from linvit.data.generation import CifarImages
-from linvit.data.images.cifar import Cifar
+from linvit.data.images.small import Cifar
 
 PLAIN = {"batch_size": 4, "num_workers": 0, "auto_augment": None, "color_jitter": 0.0, "random_erasing": 0.0}
 

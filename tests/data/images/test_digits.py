@@ -3,7 +3,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from linvit.data.images import Digits
-from linvit.data.images.digits import MEAN, STD
+from linvit.data.images.small import DIGITS_MEAN as MEAN
+from linvit.data.images.small import DIGITS_STD as STD
 
 
 def test_split_is_stratified_disjoint_and_the_same_for_every_seed():
