@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from linvit.environment import replica
 from linvit.errors import SettingError
@@ -116,7 +116,7 @@ class Diffusion(Task):
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
-            cast(Mapping[str, Metric], self.metrics[kind])["loss"].update(error)
+            self.kept(kind)["loss"].update(error)
         self.count.update(len(images))
         if self.generates:
             self.held_out.append((images, labels, numbers))

@@ -79,17 +79,11 @@ def test_files_that_are_missing_or_damaged_are_named(ten):
     content = file.read_bytes()
     for damaged, sentence in (
         (content[:-1], "test_batch.bin has 18,437 bytes, expected 3,073 for each image: copy it again"),
-        (b"", "test_batch.bin has 0 bytes"),
         (b"\x05" + content[1:], "has a label of 3 or more, but batches.meta.txt names 3 classes"),
     ):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=sentence):
             Cifar(str(root), **PLAIN).val_set()
-    file.unlink()
-    with pytest.raises(ValueError, match=r"test_batch\.bin cannot be read \(there is no such file\): copy it again"):
-        Cifar(str(root), **PLAIN).val_set()
-    with pytest.raises(ValueError, match=r"has no cifar-10-batches-bin/ with batches\.meta\.txt or cifar-100-binary/"):
-        Cifar(str(file.parent.parent / "other"), **PLAIN)
 
 
 def test_the_format_is_recognized(ten, tmp_path):
