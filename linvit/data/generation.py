@@ -195,7 +195,7 @@ class LatentFile(Dataset[Any]):
         self.file, self.scale, self.shift, self.samples = file, scale, shift, samples
         self.opened: Any = None
         with _reading(file):
-            opened = safe_open(file, "pt")
+            opened: Any = safe_open(file, "pt")
             self.labels = labels = opened.get_tensor("labels")
             fits = opened.get_slice("moments").get_shape() == [*labels.shape, *shape]
             if labels.dtype != torch.int64 or not fits or ((labels < 0) | (labels >= num_classes)).any():
@@ -257,7 +257,7 @@ def make_latents(
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
             with _reading(path):
-                file = safe_open(path, "pt")
+                file: Any = safe_open(path, "pt")
                 labels = file.get_tensor("labels").tolist()
             same = labels == [label for _, label in files.files[start:stop]]
             if (file.metadata() or made_of) != made_of or not same:

@@ -70,6 +70,7 @@ class Distillation(Checked):
                 f"timm does not know the `teacher` {quoted(name)}: correct its name.",
             ),
         )
+        assert isinstance(name, str)
         if two_heads:
             student.set_distilled_training(True)
         try:
@@ -101,10 +102,10 @@ class Distillation(Checked):
         try:
             return timm.create_model(name, **arguments, pretrained=True, in_chans=channels)
         except Exception as error:  # each hub client has its own
+            source = config and (config.hf_hub_id or config.url)
             raise SettingError(
                 f"The pretrained weights of the teacher {name} could not be downloaded"
-                f" ({reason_of(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
-                " `checkpoint` to the file."
+                f" ({reason_of(error)}): fetch {source} by hand and set `checkpoint` to the file."
             ) from error
 
 

@@ -261,7 +261,7 @@ class Ade20k(LabelMaps):
         **options: Any,
     ) -> None:
         options |= {"void": (0,) if reduces_zero_label else (), "num_labels": num_labels, "class_names": class_names}
-        super().__init__(root, **ADE20K_SPLITS, **options)
+        super().__init__(root, **options, **ADE20K_SPLITS)  # type: ignore[arg-type]
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from linvit.ranges import Amount, allows
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
+DEEPEST, LONGEST = 16, 10_000  # levels of a .yaml file, and characters of a value
 OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
@@ -181,8 +182,11 @@ def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
     text = read_text(path)
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # what they repeat may have no bound
-            raise ValueError("it has an alias")
+        depth = 0
+        for event in yaml.parse(text):  # the time for what is refused here would have no bound
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or len(getattr(event, "value", "")) > LONGEST:
+                raise ValueError(f"it has an alias, over {DEEPEST} levels, or over {LONGEST:,} characters in a value")
         content = yaml.safe_load(text)
     except Exception as error:  # a wrong date, boolean or key each has its own
         raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error

@@ -300,5 +300,5 @@ def survey(source: ImageFolder, sample: int = 256) -> Survey:
         raise none_usable(unreadable, "sampled image")
     mean = np.mean(means, 0)
     std = np.sqrt(np.maximum(np.mean(squares, 0) - mean**2, LEAST_STD**2))
-    both = (tuple(round(float(value), 4) for value in values) for values in (mean, std))
-    return Survey(dict(counts), len(source.files("val")), len(paths), round(median(sides)), *both, unreadable)
+    mean, std = (tuple(round(float(value), 4) for value in values) for values in (mean, std))
+    return Survey(dict(counts), len(source.files("val")), len(paths), round(median(sides)), mean, std, unreadable)

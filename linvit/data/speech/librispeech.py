@@ -148,8 +148,8 @@ def find_utterances(folder: Path) -> list[Utterance]:
     for listed in files_below(folder, (".txt",)):
         if listed.name.endswith(".trans.txt"):
             sounds = [path for path in files_below(listed.parent, SUFFIXES) if path.parent == listed.parent]
-            lines = [(*line.split(maxsplit=1), "")[:2] for line in read_lines(listed)]
-            utterances += with_sounds(listed, lines, sounds)
+            words = map(str.split, read_lines(listed))
+            utterances += with_sounds(listed, [(name, " ".join(text)) for name, *text in words], sounds)
     if not utterances:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return utterances
@@ -173,7 +173,7 @@ def with_sounds(listed: Path, lines: Sequence[tuple[str, str]], sounds: Iterable
             ),
             (len(files) > 1, f"{' has the name of '.join(map(str, files[:2]))}: remove one of them."),
         )
-        utterances.append(Utterance(files[0], " ".join(text.split())))
+        utterances.append(Utterance(files[0], text))
     return utterances
 
 

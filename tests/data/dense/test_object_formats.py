@@ -218,7 +218,7 @@ BOMB = "a: &a [x,x]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    [BOMB + "names: *h", "names: !!timestamp x", "names: 2024-99-99", "names: !!int x", "[" * 9999],
+    [BOMB + "names: *h", "names: !!timestamp x", "names: 2024-99-99", "names: !!int x", "[" * 9999, "1:1" * 9999],
 )
 def test_yaml_that_cannot_be_used_is_one_sentence(tmp_path, text):
     root = write_yolo(tmp_path)
