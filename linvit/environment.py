@@ -46,13 +46,13 @@ def forks_of(*modules: str) -> BaseContext:
 
 def end_with_parent() -> None:
     """Makes this process end when the one that started it does, also when that is killed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def wait() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+        os._exit(1)
 
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-    os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def share_rows(processes: int) -> None:

@@ -28,10 +28,10 @@ class SettingError(ValueError):
         return error
 
 
-def refuse(*faults: str | bool) -> None:
-    """Raises SettingError with the first of these sentences; a fault that does not apply is False."""
+def refuse(*faults: object) -> None:
+    """Raises SettingError with the first of these sentences; one that does not apply is a false value in its place."""
     for fault in faults:
-        if isinstance(fault, str):
+        if fault and isinstance(fault, str):
             raise SettingError(fault)
 
 

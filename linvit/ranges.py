@@ -6,13 +6,11 @@
 Integers are numbers too; booleans, NaN and infinity are not.
 """
 
-import ast
 import functools
 import inspect
 import math
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -160,18 +158,22 @@ class Checked:
 
 
 def arguments(kind: type) -> dict[str, inspect.Parameter]:
-    """The keyword arguments of a class, including those that it passes on to its bases as **kwargs."""
+    """The keyword arguments of a class, including those that it passes on to its bases as **kwargs.
+
+    The class attribute `fixed` names the arguments of its bases that a class sets itself.
+    """
     by_name: dict[str, inspect.Parameter] = {}
-    taken: set[str] = set()
-    bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
-    for base, following in zip(bases, [*bases[1:], object], strict=False):
+    fixed: set[str] = set()
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
         parameters = _parameters(base)
         for p in parameters:
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in taken:
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in fixed:
                 by_name.setdefault(p.name, p)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-        taken |= _set_for(base, [p.name for p in _parameters(following)])
+        fixed |= set(vars(base).get("fixed", ()))
     return by_name
 
 
@@ -212,10 +214,7 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
-    """The entry of that name.
-
-    Raises ValueError if there is none; the message lists the known names and offers the nearest.
-    """
+    """The entry of that name; SettingError, with all names and the nearest, if there is none."""
     if not isinstance(name, str) or name not in table:
         raise SettingError(f"`{argument}` is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
     return table[name]
@@ -272,7 +271,12 @@ def allows(annotation: Any, value: Any) -> bool:
     if annotation is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if annotation is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
+        if not isinstance(value, Real) or isinstance(value, bool):
+            return False
+        try:
+            return math.isfinite(value)
+        except OverflowError:  # an integer too large for a float
+            return False
     return True
 
 
@@ -307,24 +311,5 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
     return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
 
 
-def _set_for(kind: type, names: Sequence[str]) -> set[str]:
-    """The arguments of its base, `names` in order, that a class sets itself in super().__init__(…)."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
-    except (OSError, TypeError):  # a class without a source
-        return set()
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":
-            return {*names[: len(call.args)], *(keyword.arg for keyword in call.keywords if keyword.arg)}
-    return set()
-
-
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False

@@ -99,7 +99,7 @@ def _make_speech(options: argparse.Namespace) -> int:
 
 
 def _make_latents(options: argparse.Namespace) -> int:
-    from linvit.data.generation.latents import make_latents
+    from linvit.data.generation import make_latents
 
     for split, done, total in make_latents(options.images, options.folder, options.vae, options.size):
         show(f"{split}: {done:,} of {total:,} images")

@@ -70,7 +70,7 @@ class TrueMaps(nn.Module):
 def knows_objects(scenes: Path) -> Run:
     """A detector that is always right."""
     root = str(scenes / "detection")
-    source = Coco(root, SEEN, SEEN, num_workers=0)
+    source = Coco(root, long_side=SEEN, short_side=SEEN, num_workers=0)
     data = {"name": "coco", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
     stored = {"category_ids": source.annotations("val").category_ids}
     return _run("detection", Detection(TrueObjects(source)), source, data, stored)
@@ -79,7 +79,7 @@ def knows_objects(scenes: Path) -> Run:
 def knows_maps(scenes: Path, first: int = 1) -> Run:
     """A segmentor that is always right; the label of its first class is `first`."""
     root = str(scenes / "segmentation")
-    source = Ade20k(root, SEEN, SEEN, num_workers=0)
+    source = Ade20k(root, long_side=SEEN, short_side=SEEN, num_workers=0)
     data = {"name": "ade20k", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
     stored = {"labels": [*range(first, first + source.num_classes)]}
     return _run("segmentation", Segmentation(TrueMaps(source), source.num_classes), source, data, stored)

@@ -11,7 +11,8 @@ from PIL import Image
 from tiny_run import write_recipe
 
 from linvit.data.images import Digits
-from linvit.data.images.digits import MEAN, STD
+from linvit.data.images.small import DIGITS_MEAN as MEAN
+from linvit.data.images.small import DIGITS_STD as STD
 from linvit.files import read_checkpoint
 from linvit.models.by_name import bundled_names
 from linvit.models.swapped import NAMES as SWAPPED_NAMES

@@ -9,13 +9,11 @@ from typing import Annotated, Union, get_args, get_origin
 import numpy as np
 import pytest
 from lightning.pytorch import Trainer
-from torch import nn
 
 from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected
 from linvit.runs.recipe import SETTINGS, TOP, TRAINER, Recipe, merge, parsed_override
 from linvit.runs.tasks import RUNS, SOURCES
 from linvit.runs.trainer import RANGES
-from linvit.tasks.optimization import Optimizer, Schedule
 
 CLASSES = {
     **{run.task_class.__name__: run.task_class for run in RUNS.values()},
@@ -196,7 +194,6 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
         ("task.ema_decay=2", "task.ema_decay is 2, expected a number from 0 up to, but not including, 1, or null"),
         ("task.label_smoothing=2", "task.label_smoothing is 2, expected"),
         ("optimizer.lr=null", "optimizer.lr is null, expected a number above 0"),
-        ("optimizer.weight_decay=.nan", "optimizer.weight_decay is nan, expected a number from"),
         ("optimizer.name=adamv", "optimizer.name is 'adamv', expected one of adam"),
         ("optimizer.options={foo: 1}", "optimizer.options has foo, but adamw accepts amsgrad, betas, capturable,"),
         ("schedule.name=linear", "schedule.name is 'linear', expected one of cosine, steps, poly"),
@@ -208,17 +205,10 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
             "distillation.checkpoint is none.pth, but there is no distillation.teacher",
         ),
         ("trainer.limit_train_batches=0", "trainer.limit_train_batches is 0, expected a whole number of 1 or more"),
-        ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0, expected"),
-        ("trainer.devices=-1", "trainer.devices is -1, expected a whole number of 1 or more"),
-        ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val is -1, expected a number of 0 or more"),
         ("trainer.max_epochs=true", "trainer.max_epochs is True, expected a whole number of 1 or more, or null"),
         ("data.size=null", "data.size is null, expected a whole number from 32 to 16,384, because networks halve"),
-        ("data.num_workers=10000", "data.num_workers is 10000, expected a whole number from 0 to 1,024"),
-        ("data.max_shift=-1", "data.max_shift is -1, expected a whole number of 0 or more"),
         ("seed=-1", "seed is -1, expected a whole number from 0 to 4,294,967,295"),
-        ("seed=null", "seed is null, expected"),
         ("init=''", "init is '', expected text that is not empty, or null"),
-        ("folder=null", "folder is null, expected text"),
     ],
 )
 def test_recipes_name_the_key(override, sentence):
@@ -235,39 +225,11 @@ def test_recipes_name_the_key(override, sentence):
     ("options", "sentence"),
     [
         ({"mean": (0.5, 0.5)}, "`mean` has 2 numbers, but `channels` is 3"),
-        ({"std": ()}, "`std` has 0 numbers, but `channels` is 3"),
         ({"std": (0, 0, 0)}, r"`std` is \(0, 0, 0\), expected a list of numbers from 0.001 to 1"),
         ({"auto_augment": "rand-x9"}, "`auto_augment` is 'rand-x9', expected a policy of timm, such as"),
-        ({"interpolation": "bicubi"}, "`interpolation` is 'bicubi', expected one of nearest, bilinear, bicubic"),
         ({"crop_scale": (0.9, 0.1)}, "`crop_scale` is .*, expected the smaller share first"),
-        ({"crop_pct": 0}, "`crop_pct` is 0, expected a number from 0.1 to 1"),
-        ({"max_corrupt": -1}, "`max_corrupt` is -1, expected a whole number of 0 or more"),
     ],
 )
 def test_images_of_a_folder_that_is_not_read(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         SOURCES["imagefolder"]("nowhere", **options)
-
-
-def test_digits_moved_out_of_their_image():
-    with pytest.raises(ValueError, match="`max_shift` is 100 px, but `size` is 32 px"):
-        SOURCES["digits"](max_shift=100)
-
-
-def test_a_learning_rate_that_rises_at_its_end():
-    task = RUNS["classification"].task_class
-    with pytest.raises(ValueError, match=r"`min_lr` is 0\.1, above the peak learning rate of 0\.001"):
-        task(nn.Linear(1, 2), 2, optimizer=Optimizer(lr=1e-3), schedule=Schedule(min_lr=0.1))
-    task(nn.Linear(1, 2), 2, optimizer=Optimizer(lr=1e-3), schedule=Schedule("steps", min_lr=0.1))
-
-
-@pytest.mark.parametrize("task", ["classification", "segmentation", "speech"])
-def test_rates_of_networks(task):
-    models = {
-        "classification": ({"name": "ravlt_nano", "drop_path_rate": 2}, "drop_path_rate"),
-        "segmentation": ({"framework": "upernet", "backbone": "ravlt_nano", "drop_rate": math.nan}, "drop_rate"),
-        "speech": ({"name": "conformer_nano", "dropout": 1}, "dropout"),
-    }
-    model, key = models[task]
-    with pytest.raises(ValueError, match=rf"`{key}` is .*, expected a number from 0 up to, but not including, 1"):
-        RUNS[task].create_network(model, 10, 3)

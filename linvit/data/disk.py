@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from linvit.errors import SettingError
+from linvit.files import user_path
+
 SHOWN = 5
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,15 @@ def check_regular(path: str | Path) -> None:
     if os.path.exists(path):
         raise OSError("it is a pipe, a socket or a device, not a regular file")
     raise FileNotFoundError("there is no such file")
+
+
+def data_folder(root: str | Path, expected: str = "another folder") -> Path:
+    """The folder of a data set that a user names; raises SettingError if there is none. expected: what it should be."""
+    path = user_path(root)
+    if not path.is_dir():
+        wrong = "is a file" if path.exists() else "does not exist"
+        raise SettingError(f"The data folder {path} {wrong}: set `root` to {expected}.")
+    return path
 
 
 def is_hidden(path: Path, root: Path) -> bool:
@@ -83,6 +95,11 @@ def read_text(path: Path) -> str:
     if "\0" in text:  # as in UTF-16 without a byte order mark
         raise ValueError(f"{path} has NUL characters, so it is not text in UTF-8: save it again as UTF-8.")
     return text
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not empty, without spaces around them; raises as read_text does."""
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
 def read_json(path: Path) -> Any:

@@ -181,9 +181,16 @@ class Batches(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch wants its own iterator
         before, met, any_usable = len(self.complaints), list[str](), False
         for images, targets, complaints in super().__iter__():
-            for complaint in complaints:
-                self._leave_out(complaint)
             met += complaints
+            for complaint in complaints:
+                if complaint in self.complaints:
+                    continue
+                self.complaints[complaint] = None
+                count = len(self.complaints)
+                if count > self.max_corrupt:
+                    raise refusal(list(self.complaints), self.max_corrupt, "max_corrupt")
+                if count <= SHOWN:
+                    logger.warning("Left out (%d of at most %d): %s", count, self.max_corrupt, complaint)
             if images is not None:
                 any_usable = True
                 yield images, targets
@@ -198,16 +205,6 @@ class Batches(DataLoader[Any]):
     def _is_whole(self) -> bool:
         """Whether this pass begins with the first sample."""
         return True
-
-    def _leave_out(self, complaint: str) -> None:
-        if complaint in self.complaints:
-            return
-        self.complaints[complaint] = None
-        count = len(self.complaints)
-        if count > self.max_corrupt:
-            raise refusal(list(self.complaints), self.max_corrupt, "max_corrupt")
-        if count <= SHOWN:
-            logger.warning("Left out (%d of at most %d): %s", count, self.max_corrupt, complaint)
 
 
 class ResumableBatches(Batches):

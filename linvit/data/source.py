@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -105,6 +105,19 @@ def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
     if 0 < held_out < 1:
         count = min(max(1, count), len(names) - 1)
     return set(sorted(names, key=lambda name: (hashed(f"{split} {name}"), name))[:count])
+
+
+def of_split(names: Sequence[str], split: str, held_out: float, seed: int) -> list[str]:
+    """The names that belong to "train" or "val", in their order; `held_out_of` chooses those of "val"."""
+    chosen = held_out_of(names, held_out, seed)
+    return [name for name in names if (name in chosen) == (split == "val")]
+
+
+def check_split(split: str, samples: Sized, described: str, item: str = "images") -> None:
+    """Raises SettingError for a split without samples. described: the data with their size, in words."""
+    if not len(samples):
+        use = "to train on" if split == "train" else "held out"
+        raise SettingError(f"{described}, but none of them is {use}: set `held_out` between 0 and 1, or add {item}.")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -144,6 +144,7 @@ class AgentAttention(TokenAttention):
     wa_bias: nn.Parameter
     ac_bias: nn.Parameter
     ca_bias: nn.Parameter
+    fixed = ("operator_size",)
 
     def __init__(
         self,
@@ -228,6 +229,7 @@ class PolarAttention(GatedAttention):
     """
 
     rotates = False
+    fixed = ("rope",)
     ALPHA = 4.0
 
     def __init__(

@@ -38,9 +38,8 @@ from linvit.ranges import Range, check, check_names
 from linvit.runs.exported import ExportedConformer, ExportedDecoder, ExportedNetwork
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.trained import Trained, classifier_parts
-from linvit.tasks.classification import Classification
+from linvit.tasks.classification import Classification, MultiLabel
 from linvit.tasks.detection import Detection
-from linvit.tasks.multilabel import MultiLabel
 from linvit.tasks.segmentation import Segmentation
 from linvit.tasks.task import Task
 

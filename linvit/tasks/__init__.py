@@ -8,5 +8,5 @@ from linvit.tasks.language import Language as Language
 from linvit.tasks.language import Recall as Recall
 from linvit.tasks.segmentation import Segmentation as Segmentation
 from linvit.tasks.speech import Speech as Speech
+from linvit.tasks.students import Transfer as Transfer
 from linvit.tasks.task import Task as Task
-from linvit.tasks.transfer import Transfer as Transfer

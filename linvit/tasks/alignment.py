@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -152,7 +153,12 @@ class Alignment(StudentTask):
                     if scoring is None:
                         error = relative_errors(forward(layer, piece, *args, **kwargs), target)
                     else:
-                        error = self._error_of_scores(layer, attention, scoring, piece, *args, **kwargs)
+                        given = _scores(attention, partial(forward, layer, piece, *args, **kwargs))
+                        if hasattr(scoring, "source"):
+                            scoring.source = attention.source  # the grid of these images
+                        with torch.no_grad():
+                            wanted = _scores(scoring, partial(scoring, piece, *args, **kwargs))
+                        error = relative_errors(given, wanted)
                     if gradient is not None:
                         gradient(error, parameters)
                 noted.append(error.detach())
@@ -160,17 +166,6 @@ class Alignment(StudentTask):
             return expected
 
         return study
-
-    def _error_of_scores(
-        self, layer: nn.Module, attention: nn.Module, scoring: nn.Module, x: Tensor, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        forward = type(layer).forward
-        given = _scores(attention, lambda: forward(layer, x, *args, **kwargs))
-        if hasattr(scoring, "source"):
-            scoring.source = attention.source  # the grid of these images
-        with torch.no_grad():
-            expected = _scores(scoring, lambda: scoring(x, *args, **kwargs))
-        return relative_errors(given, expected)
 
 
 @contextmanager

@@ -1,12 +1,18 @@
-"""Image classification: cross entropy with label smoothing, mixup, CutMix or a teacher; top-1 and top-5."""
+"""Image classification: one class for each image, or a yes or no for each class.
 
+One class: cross entropy with label smoothing, mixup, CutMix or a teacher; top-1 and top-5. Several: mean average
+precision and F1.
+"""
+
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from timm.data import Mixup
+from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision, MultilabelStatScores
 
 from linvit.ranges import Count, Range, Share
 from linvit.tasks.distillation import Distillation
@@ -96,3 +102,89 @@ class Classification(Task):
             metrics["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
             metrics["top1"].update(logits, targets)
             metrics["top5"].update(logits, targets)
+
+
+class MultiLabel(Task):
+    """Trains a network on (images, targets) in which an image may belong to any number of classes.
+
+    Args:
+        network: Images (batch, channels, height, width) to logits (batch, classes).
+        num_classes: Number of classes of the data.
+        asymmetric: Whether to train on the asymmetric loss (Ridnik et al., ICCV 2021), which gives easy negatives less
+            weight, instead of binary cross entropy.
+        gamma_negative: Focusing exponent of the asymmetric loss for negatives.
+        gamma_positive: Focusing exponent of the asymmetric loss for positives.
+        clip: Probability below which the asymmetric loss ignores a negative.
+        kwargs: Further arguments of Task.
+
+    Targets are float32 (batch, classes), 0 or 1. map is the mean, over the classes that occur, of the area under the
+    precision-recall curve; f1 is of all decisions together, at a probability of 0.5. The measured loss is binary cross
+    entropy, whatever the network was trained on.
+    """
+
+    measures: Mapping[str, Measure] = {
+        **LOSS,
+        "map": Measure("mAP", panel="accuracy"),
+        "f1": Measure("F1", panel="accuracy"),
+        **counted("images"),
+    }
+    score = "map"
+    headline = ("map",)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: Count,
+        asymmetric: bool = False,
+        gamma_negative: Annotated[float, Range(0)] = 4.0,
+        gamma_positive: Annotated[float, Range(0)] = 1.0,
+        clip: Annotated[float, Range(0, below=1)] = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, **kwargs)
+        if num_classes < 2:
+            raise ValueError("The data has 1 class, expected 2 or more: sort the images into two classes instead.")
+        self.loss: nn.Module = nn.BCEWithLogitsLoss()
+        if asymmetric:
+            self.loss = AsymmetricLossMultiLabel(gamma_negative, gamma_positive, clip, reduction="mean")
+        self.keep(
+            lambda: {
+                "loss": MeanMetric(),
+                "precision": MultilabelAveragePrecision(num_classes, average="none"),
+                "decisions": MultilabelStatScores(num_classes, average="none"),
+            }
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, targets = batch
+        logits = self.network(images.contiguous(memory_format=self.memory_format))
+        return self.learn(self.loss(logits, targets), len(images))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, targets = batch
+        self.count.update(len(targets))
+        images = images.contiguous(memory_format=self.memory_format)
+        for kind, network in self.networks().items():
+            logits = network(images).float()
+            metrics = self.kept(kind)
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            metrics["loss"].update(losses.mean(1))
+            metrics["precision"].update(logits.sigmoid(), targets.int())
+            metrics["decisions"].update(logits.sigmoid(), targets.int())
+
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        metrics = self.kept(kind)
+        precision, decisions = by_class(metrics)
+        right, wrong, _, missed, _ = decisions.sum(0)
+        mean = precision[decisions[:, -1] > 0].mean()
+        return {"loss": metrics["loss"].compute(), "map": mean, "f1": 2 * right / (2 * right + wrong + missed)}
+
+
+def by_class(metrics: Mapping[str, Metric]) -> tuple[Tensor, Tensor]:
+    """(classes,) average precision in 0..1, of classes that occur; and counts of decisions, int64 (classes, 5).
+
+    The columns of the counts: true and false positives, true and false negatives, images of the class.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No positive samples")  # such classes are left out
+        return metrics["precision"].compute(), metrics["decisions"].compute()

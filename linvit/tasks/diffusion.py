@@ -8,14 +8,26 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from linvit.environment import replica
 from linvit.errors import SettingError
 from linvit.ranges import OneOf, Range
-from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
-from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, betas, kept_signal, sample, seeded
+from linvit.tasks.sampling import (
+    SAMPLERS,
+    TRAIN_STEPS,
+    Classifier,
+    ReadyClassifier,
+    Sampled,
+    betas,
+    check_classifier,
+    distance_to,
+    kept_signal,
+    sample,
+    seeded,
+    trained_classifier,
+)
 from linvit.tasks.task import Task
 
 GUIDED = 2.0
@@ -104,7 +116,7 @@ class Diffusion(Task):
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
-            cast(Mapping[str, Metric], self.metrics[kind])["loss"].update(error)
+            self.kept(kind)["loss"].update(error)
         self.count.update(len(images))
         if self.generates:
             self.held_out.append((images, labels, numbers))

@@ -11,7 +11,7 @@ import timm
 from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy, kl_div
 
-from linvit.errors import SettingError, quoted
+from linvit.errors import SettingError, quoted, refuse
 from linvit.files import reason_of
 from linvit.ranges import Checked, OneOf, Range, Share
 from linvit.tasks.initialization import initialize
@@ -53,20 +53,22 @@ class Distillation(Checked):
             return None
         student = cast(Any, network)  # timm's networks have methods that nn.Module does not declare
         two_heads = hasattr(network, "set_distilled_training") and isinstance(student.get_classifier(), tuple)
-        if self.kind == HARD and not two_heads:
-            raise SettingError(
-                f"`teacher` is set, but {type(network).__name__} has one head and hard distillation needs two:"
-                " set `kind=soft`, leave the teacher out, or choose a care_ model."
-            )
-        if self.kind == SOFT and two_heads:
-            raise SettingError(
-                f"`kind` is {SOFT!r}, but {type(network).__name__} has two heads: set it to {HARD!r}, or create it with"
-                " one."
-            )
         arguments = dict(self.teacher) if isinstance(self.teacher, Mapping) else {"name": self.teacher}
-        name = arguments.pop("name", None)
-        if not isinstance(name, str) or not timm.is_model(name):
-            raise SettingError(f"timm does not know the `teacher` {quoted(name)}: correct its name.")
+        name, student_name = arguments.pop("name", None), type(network).__name__
+        refuse(
+            self.kind == HARD
+            and not two_heads
+            and (
+                f"`teacher` is set, but {student_name} has one head and hard distillation needs two: set `kind=soft`,"
+                " leave the teacher out, or choose a care_ model."
+            ),
+            self.kind == SOFT
+            and two_heads
+            and f"`kind` is {SOFT!r}, but {student_name} has two heads: set it to {HARD!r}, or create it with one.",
+            (not isinstance(name, str) or not timm.is_model(name))
+            and f"timm does not know the `teacher` {quoted(name)}: correct its name.",
+        )
+        assert isinstance(name, str)
         if two_heads:
             student.set_distilled_training(True)
         try:
@@ -83,22 +85,23 @@ class Distillation(Checked):
             initialize(teacher, self.checkpoint, same_classes=True)
             return teacher
         config = timm.get_pretrained_cfg(name)
-        if config is None or not config.has_weights:
-            raise SettingError(
-                f"timm has no pretrained weights for the teacher {name}: set `checkpoint` to a file of them."
-            )
-        if config.num_classes != num_classes:
-            raise SettingError(
-                f"The pretrained weights of the teacher {name} have {config.num_classes} classes, but the data"
-                f" has {num_classes}: set `checkpoint` to a teacher of this data."
-            )
+        classes = config.num_classes if config is not None and config.has_weights else None
+        refuse(
+            classes is None
+            and f"timm has no pretrained weights for the teacher {name}: set `checkpoint` to a file of them.",
+            classes != num_classes
+            and (
+                f"The pretrained weights of the teacher {name} have {classes} classes, but the data has {num_classes}:"
+                " set `checkpoint` to a teacher of this data."
+            ),
+        )
         try:
             return timm.create_model(name, **arguments, pretrained=True, in_chans=channels)
         except Exception as error:  # each hub client has its own
+            source = config and (config.hf_hub_id or config.url)
             raise SettingError(
                 f"The pretrained weights of the teacher {name} could not be downloaded"
-                f" ({reason_of(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
-                " `checkpoint` to the file."
+                f" ({reason_of(error)}): fetch {source} by hand and set `checkpoint` to the file."
             ) from error
 
 

@@ -116,13 +116,10 @@ def _are_of_its_teacher(
 def _kind(network: nn.Module, key: str) -> str:
     """Whether a tensor belongs to attention or to anything else."""
     names = key.split(".")[:-1]
-    layers = (network.get_submodule(".".join(names[: depth + 1])) for depth in range(len(names)))
-    return ATTENTION if any(map(_is_attention, layers)) else FEED_FORWARD
-
-
-def _is_attention(layer: nn.Module) -> bool:
-    """Ours, and timm's, which are called so."""
-    return isinstance(layer, AttentionLayer) or type(layer).__name__.endswith(("Attention", "AttentionRope"))
+    layers = [network.get_submodule(".".join(names[: depth + 1])) for depth in range(len(names))]
+    ours = any(isinstance(layer, AttentionLayer) for layer in layers)
+    timms = any(type(layer).__name__.endswith(("Attention", "AttentionRope")) for layer in layers)
+    return ATTENTION if ours or timms else FEED_FORWARD
 
 
 def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[str, Tensor]:
@@ -130,7 +127,7 @@ def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[st
         held = _tensors(content.get("state_dict"), path)
         prefix = next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held)), PREFIXES[-1])
         content = {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
-        if not _is_dense(network):
+        if not hasattr(network, "backbone_prefix"):
             return content
     native = getattr(network, "native_state_dict", None)
     if callable(native):
@@ -186,13 +183,9 @@ def _recorded_model(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return recorded if isinstance(recorded, Mapping) else None
 
 
-def _is_dense(network: nn.Module) -> bool:
-    return hasattr(network, "backbone_prefix")
-
-
 def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
     """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain."""
-    if not _is_dense(network):
+    if not hasattr(network, "backbone_prefix"):
         shared = [key for key in _classifier_keys(network) if key in target]
         return [key for key in shared if key not in weights or weights[key].shape != target[key].shape]
     heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
@@ -206,11 +199,11 @@ def _beside(
 ) -> str:
     """The end of the line that says what was copied."""
     if not left_out:
-        return ", heads included" if _is_dense(network) else ", classifier included"
+        return ", heads included" if hasattr(network, "backbone_prefix") else ", classifier included"
     if left_out[0] not in weights:
-        kept = "neck and heads keep their" if _is_dense(network) else "the classifier keeps its"
+        kept = "neck and heads keep their" if hasattr(network, "backbone_prefix") else "the classifier keeps its"
         return f": its backbone; {kept} initial weights"
-    if _is_dense(network):
+    if hasattr(network, "backbone_prefix"):
         return f" without the layers for other classes, such as {left_out[0]}"
     before, after = len(weights[left_out[0]]), len(target[left_out[0]])
     return f" without its classifier, which has {before} classes instead of {after}"

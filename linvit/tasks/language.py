@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
-from torchmetrics import Metric
 
 from linvit.errors import SettingError
 from linvit.tasks.measures import LOSS, Measure, counted
@@ -71,7 +70,7 @@ class Language(Task):
         wanted = targets["targets"][asked]
         for kind, network in self.networks().items():
             logits = network(tokens, targets["documents"])[asked].float()
-            sums = cast(Mapping[str, Metric], self.metrics[kind])
+            sums = self.kept(kind)
             sums["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
             sums["tokens"].update(len(wanted))
             sums["right"].update((logits.argmax(-1) == wanted).sum())
@@ -81,9 +80,7 @@ class Language(Task):
         return targets["bytes"].sum()
 
     def measured(self, kind: str) -> dict[str, float]:
-        nats, tokens, right = (
-            total.compute().item() for total in cast(Mapping[str, Metric], self.metrics[kind]).values()
-        )
+        nats, tokens, right = (total.compute().item() for total in self.kept(kind).values())
         count = self.count.compute().item()
         perplexity = math.exp(min(nats / tokens, 700))
         per_token = {"loss": nats / tokens, "perplexity": perplexity, "next_accuracy": right / tokens}

@@ -1,12 +1,11 @@
 """Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.errors import SettingError
@@ -88,10 +87,10 @@ class Segmentation(Task):
             logits = network(images).float()
             if logits.shape[-2:] != maps.shape[-2:]:
                 logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
-            cast(Mapping[str, Metric], self.metrics[kind])["confusion"].update(logits.argmax(1), maps)
+            self.kept(kind)["confusion"].update(logits.argmax(1), maps)
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        confusion = cast(Mapping[str, Metric], self.metrics[kind])["confusion"].compute()
+        confusion = self.kept(kind)["confusion"].compute()
         overlap, _, _ = overlaps_by_class(confusion)
         return overlaps(confusion) | dict(zip(self.by_class, overlap.float(), strict=False))
 

@@ -108,7 +108,7 @@ class Speech(Task):
         names = source.class_names
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
-            sums = cast(Mapping[str, Metric], self.metrics[kind])
+            sums = self.kept(kind)
             losses = loss_per_token(logits, lengths, targets)
             sums["loss"].update(losses.double().sum())
             sums["aligned"].update(len(losses))
@@ -137,7 +137,7 @@ class Speech(Task):
         return self._n_gram
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        sums = {name: total.compute() for name, total in cast(Mapping[str, Metric], self.metrics[kind]).items()}
+        sums = {name: total.compute() for name, total in self.kept(kind).items()}
         words, aligned, loss = (sums.pop(name) for name in ("words", "aligned", "loss"))
         self.warn_of_unaligned("held-out", self.count, aligned)
         return {name: edits / words for name, edits in sums.items()} | {"loss": loss / aligned}

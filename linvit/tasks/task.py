@@ -73,8 +73,12 @@ class Task(lightning.LightningModule, Checked):
         super().__init__()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.network = network.to(memory_format=self.memory_format)
+        modules = {name: module for name, module in network.named_modules() if name}
         for name in frozen:
-            _module(network, name).requires_grad_(False).eval()
+            if name not in modules:
+                known = [module for module in modules if module.count(".") <= name.count(".")]
+                raise SettingError(f"`frozen` has {name!r}, expected modules of the network: {some_of(known, name)}.")
+            modules[name].requires_grad_(False).eval()
         if frozen and not any(parameter.requires_grad for parameter in network.parameters()):
             raise SettingError(f"`frozen` is {frozen}, which leaves nothing to train: name fewer modules.")
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
@@ -201,15 +205,6 @@ class Task(lightning.LightningModule, Checked):
                         " nothing was saved; the checkpoints before it stay: lower the learning rate, then train again"
                         " with `resume=True`."
                     )
-
-
-def _module(network: nn.Module, name: str) -> nn.Module:
-    """The module with this name; raises ValueError if there is none."""
-    modules = dict(network.named_modules())
-    if not name or name not in modules:
-        known = [module for module in modules if module and module.count(".") <= name.count(".")]
-        raise SettingError(f"`frozen` has {name!r}, expected modules of the network: {some_of(known, name)}.")
-    return network.get_submodule(name)
 
 
 def exact_sum() -> SumMetric:

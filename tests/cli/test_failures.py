@@ -12,7 +12,7 @@ import torch
 from tiny_run import At, content, curve, differing, write_recipe
 
 from linvit.data.images import Digits
-from linvit.data.images.digits import Shifted
+from linvit.data.images.small import Shifted
 from linvit.runs.training import train_folder
 from linvit_cli import main
 

@@ -1,7 +1,7 @@
 import pytest
 
 from linvit.data.dense.scenes import make_scenes
-from linvit.data.images.digits import Digits
+from linvit.data.images.small import Digits
 from linvit.data.speech.spoken_digits import make_speech
 
 

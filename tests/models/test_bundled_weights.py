@@ -11,8 +11,8 @@ from safetensors import safe_open
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from torch.testing import assert_close
 
-from linvit.data.images.cifar import Cifar
 from linvit.data.images.image import Preprocessing
+from linvit.data.images.small import Cifar
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.family import CIFAR10
 from linvit.runs.recipe import Recipe, read_recipe

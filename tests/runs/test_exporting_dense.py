@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 import linvit
-from linvit.data.dense.masks import to_mask
+from linvit.data.dense.annotations import to_mask
 from linvit.data.dense.source import DensePreprocessing
 from linvit.deploy import LEAST_SAME, matched
 from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts

@@ -1,8 +1,10 @@
+from collections import Counter
+
 import pytest
 from tiny_dense import tiny_scenes
 
 from linvit.data.dense import Coco
-from linvit.tasks.detection import average_precision
+from linvit.tasks.detection import average_precision, average_precision_by_class
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,16 @@ def test_images_that_were_not_looked_at_do_not_count(truth):
     found = [row for row in as_results(truth) if row["image_id"] in seen]
     assert average_precision(truth, found, seen, "bbox")["ap"] == 1.0
     assert average_precision(truth, found, ids(truth), "bbox")["ap"] < 1.0
+
+
+def test_crowds_are_no_objects_of_a_class(truth):
+    first, *others = [entry for entry in truth["annotations"] if not entry["iscrowd"]]
+    crowd = {**first, "id": 10_000, "iscrowd": 1}
+    crowded = {**truth, "annotations": [first, *others, crowd]}
+    counts = Counter(entry["category_id"] for entry in (first, *others))
+    for results in (as_results(truth), []):
+        by_class = average_precision_by_class(crowded, results, ids(truth), "bbox")
+        assert {category: count for category, (*_, count) in by_class.items()} == counts
 
 
 @pytest.mark.parametrize("detections", [[], [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "score": 0.9}]])

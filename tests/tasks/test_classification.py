@@ -6,6 +6,7 @@ import torch
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from linvit.runs import ClassificationRun
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -123,6 +124,23 @@ class Zeros(lightning.LightningDataModule):
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(AlwaysZero(), batch_size=3)
+
+
+class Weights(lightning.Callback):
+    def __init__(self):
+        self.after = []
+
+    def on_train_batch_end(self, trainer, task, *args):
+        self.after.append(parameters_to_vector(task.network.parameters()).detach().clone())
+
+
+def test_the_moving_average_follows_each_step_and_counts_it():
+    weights, task = Weights(), classification(NANO, 10, ema_decay=0.9, optimizer=Optimizer(lr=0.1))
+    fit(task, callbacks=[weights])
+    first, second = weights.after  # the decay of the first step is 0, and of the second 1 − 2^(−2/3)
+    averaged = parameters_to_vector(task.ema.module.parameters())
+    torch.testing.assert_close(averaged, first.lerp(second, 2 ** (-2 / 3)), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(first, second)
 
 
 def fit(task, **options):

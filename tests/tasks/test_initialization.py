@@ -74,11 +74,6 @@ def test_another_model_is_refused_and_nothing_is_changed(tmp_path):
     assert same(start, before)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.pth does not exist"):
-        initialize(network(), tmp_path / "none.pth")
-
-
 def test_other_classes_can_be_refused(trained, tmp_path):
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=r"head\.fc\.weight is not: give weights"):

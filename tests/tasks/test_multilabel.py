@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score
 from torch import nn
 
-from linvit.tasks.multilabel import MultiLabel
+from linvit.tasks.classification import MultiLabel
 
 
 def measured(logits, targets, **options):

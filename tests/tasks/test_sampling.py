@@ -25,8 +25,7 @@ class KnowsTheImage(nn.Module):
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
-@pytest.mark.parametrize("steps", [2, 50, 250, 1000])
-@pytest.mark.parametrize("learn_sigma", [False, True])
+@pytest.mark.parametrize(("steps", "learn_sigma"), [(2, False), (2, True), (50, True), (250, False), (1000, True)])
 def test_a_network_that_knows_the_noise_leads_to_the_image(sampler, steps, learn_sigma):
     network = KnowsTheImage(learn_sigma=learn_sigma)
     drawn = sample(network, torch.tensor([1, 2]), steps, sampler=sampler)
@@ -82,12 +81,6 @@ def test_an_image_with_its_own_seed_does_not_depend_on_the_others(sampler):
     whole = sample(network, torch.tensor([0, 1, 2]), 5, sampler=sampler, seed=[7, 8, 9])
     alone = sample(network, torch.tensor([1]), 5, sampler=sampler, seed=[8])
     torch.testing.assert_close(whole[1:2], alone, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("steps", [1, 1001])
-def test_too_few_or_many_steps_are_refused(steps):
-    with pytest.raises(ValueError, match="expected from 2 to 1000"):
-        spaced(steps)
 
 
 def test_noised_images_have_the_variance_that_they_should():

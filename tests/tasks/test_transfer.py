@@ -6,7 +6,7 @@ from linearize_teachers import SMALL, body, image
 from torch.testing import assert_close
 
 import linvit
-from linvit.tasks.transfer import Transfer
+from linvit.tasks.students import Transfer
 
 TEACHERS = {
     "ViT": ("vit_small_patch14_reg4_dinov2", SMALL),
@@ -54,10 +54,3 @@ def test_only_the_student_learns():
     assert not any(parameter.requires_grad for parameter in task.original.parameters())
     without = {name for name, parameter in task.network.named_parameters() if parameter.grad is None}
     assert without == {"head.weight", "head.bias"}
-
-
-def test_features_that_there_are_not():
-    with pytest.raises(ValueError, match=r"`features` is \[2\], expected numbers from -2 to 1"):
-        transfer(features=[2])
-    with pytest.raises(ValueError, match=r"`features` is .*at least one"):
-        transfer(features=[])

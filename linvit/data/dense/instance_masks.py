@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.masks import box_around, to_runs
+from linvit.data.dense.annotations import Annotations, Collected, box_around, to_runs
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
-from linvit.data.disk import check_regular
-from linvit.data.images.image import CorruptImageError, size_of
+from linvit.data.disk import data_folder
+from linvit.data.images.image import CorruptImageError, opened, size_of
 from linvit.errors import SettingError
-from linvit.files import reason_of
 
 SPLITS = ("train", "val")
 MAPS = (("PNGImages", "PedMasks"), ("images", "masks"))  # folders of images and of their maps
@@ -41,7 +38,7 @@ class InstanceMasks(HeldOutObjects):
 
     def folder(self, split: str) -> Path:
         divided = any((self.root / name).is_dir() for name in SPLITS)
-        return self.existing(self.root / split if divided else self.root)
+        return data_folder(self.root / split) if divided else self.root
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         names = class_names or [CLASS]
@@ -133,17 +130,13 @@ def read_values(path: Path, lossless: bool = False) -> np.ndarray:
 
     Raises CorruptImageError, naming the file, if it cannot be read, or is a map in a lossy format.
     """
-    try:
-        check_regular(path)
-        with Image.open(path) as image:
-            image.load()
-            if lossless and image.format in LOSSY:
-                raise ValueError(f"{image.format} changes the numbers of the objects, expected a PNG")
-            if image.mode in WHOLE_NUMBERS:
-                return np.asarray(image)
-            *colours, alpha = np.moveaxis(np.asarray(image.convert("RGBA")).astype(np.int64), 2, 0)
-            brightness: np.ndarray = alpha if alpha.min() < alpha.max() else np.max(colours, 0)
-            numbers = np.where(alpha > 0, colours[0] + 256 * colours[1] + 256**2 * colours[2], 0)
-            return numbers if lossless else brightness
-    except Exception as error:  # the error for a damaged file depends on its format
-        raise CorruptImageError(f"{path} is not a readable mask ({reason_of(error)}): replace the file.") from error
+    with opened(path, "mask") as image:
+        image.load()
+        if lossless and image.format in LOSSY:
+            raise ValueError(f"{image.format} changes the numbers of the objects, expected a PNG")
+        if image.mode in WHOLE_NUMBERS:
+            return np.asarray(image)
+        *colours, alpha = np.moveaxis(np.asarray(image.convert("RGBA")).astype(np.int64), 2, 0)
+        brightness: np.ndarray = alpha if alpha.min() < alpha.max() else np.max(colours, 0)
+        numbers = np.where(alpha > 0, colours[0] + 256 * colours[1] + 256**2 * colours[2], 0)
+        return numbers if lossless else brightness

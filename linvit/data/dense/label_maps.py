@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
@@ -18,11 +17,11 @@ from torchvision.transforms import v2
 
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.disk import allow, check_regular, read_text
-from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
+from linvit.data.disk import allow, data_folder, read_lines
+from linvit.data.images.image import SUFFIXES, CorruptImageError, Side, opened
 from linvit.data.source import Content, Contents, listed, untrained, untransformed
-from linvit.errors import SettingError
-from linvit.files import reason_of, user_path
+from linvit.errors import SettingError, refuse
+from linvit.files import user_path
 from linvit.ranges import Range, Share
 
 LAYOUTS: tuple[tuple[str, str], ...] = (
@@ -84,7 +83,7 @@ class MapSource(DenseSource):
         **options: Any,
     ) -> None:
         super().__init__(long_side, short_side, **options)
-        self.root = user_path(root)
+        self.root = data_folder(root)
         self.transform = v2.Compose(
             [
                 Resize(long_side, [short_side], (ratio[0], ratio[1])),
@@ -139,13 +138,13 @@ class MapSource(DenseSource):
             )
         return default_collate(samples)
 
-    def check_number(self) -> None:
-        """Raises ValueError if there are no classes, or more than a map of 8 bits can have."""
-        if not 0 < self.num_classes < IGNORED:
-            raise SettingError(
-                f"{self.root} has {self.num_classes} classes, but maps of 8 bits can have 1 to {IGNORED - 1}: set"
-                " `class_names`, or correct the file with their names."
-            )
+    def check_classes(self, *faults: object) -> None:
+        """Refuses further faults, and no classes or more than a map of 8 bits can have."""
+        too_many = (
+            f"{self.root} has {self.num_classes} classes, but maps of 8 bits can have 1 to {IGNORED - 1}: set"
+            " `class_names`, or correct the file with their names."
+        )
+        refuse(not 0 < self.num_classes < IGNORED and too_many, *faults)
 
 
 class LabelMaps(MapSource):
@@ -165,8 +164,7 @@ class LabelMaps(MapSource):
     def __init__(
         self,
         root: str,
-        long_side: Side = 2048,
-        short_side: Side = 512,
+        *,
         train: str = splits[0],
         val: str = splits[1],
         void: Sequence[Label] = (),
@@ -176,27 +174,23 @@ class LabelMaps(MapSource):
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(root, long_side, short_side, **options)
+        super().__init__(root, **options)
         self.names = {"train": train, "val": val}
         if values and not (class_names or classes or (self.root / CLASSES_FILE).exists()):
             class_names = list(map(str, values))
         self.class_names = class_names or self.read_names(classes, num_labels)
-        if num_labels not in (None, self.num_classes):
-            raise SettingError(
-                f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
-            )
-        self.check_number()
-        if values and len({*values} - {*void}) != self.num_classes:
-            raise SettingError(
-                f"`values` has {len(values)} labels, expected {self.num_classes}, one for each class, none"
-                " of them twice or in `void`: correct it."
-            )
-        usable = values or [label for label in range(IGNORED) if label not in void]
-        if len(usable) < self.num_classes:
-            raise SettingError(
-                f"`void` leaves {len(usable)} labels for {self.num_classes} classes: leave out some of its labels."
-            )
-        self.labels = usable[: self.num_classes]
+        number, usable = self.num_classes, values or [label for label in range(IGNORED) if label not in void]
+        self.check_classes(
+            num_labels not in (None, number)
+            and f"`num_labels` is {num_labels}, but `class_names` has {number} names: leave out one of them.",
+            values
+            and len({*values} - {*void}) != number
+            and f"`values` has {len(values)} labels, expected {number}, one for each class, none of them twice or in"
+            " `void`: correct it.",
+            len(usable) < number
+            and f"`void` leaves {len(usable)} labels for {number} classes: leave out some of its labels.",
+        )
+        self.labels = usable[:number]
         ignored = [label for label in (*void, IGNORED) if label not in self.labels]
         self.read_labels = partial(_read_pair, tuple(self.labels), tuple(ignored))
 
@@ -221,7 +215,7 @@ class LabelMaps(MapSource):
         """The names of the classes, from a file with one on each line or numbered from 0."""
         path = user_path(classes) if classes else self.root / CLASSES_FILE
         if classes or (num_labels is None and path.exists()):
-            return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+            return read_lines(path)
         if num_labels is None:
             raise SettingError(
                 f"The classes of {self.root} have no names: set `class_names`, `classes` or `num_labels`, or add"
@@ -231,8 +225,6 @@ class LabelMaps(MapSource):
 
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
         name = self.names[split]
-        if not self.root.is_dir():
-            raise SettingError(f"The data folder {self.root} does not exist: set `root` to another folder.")
         folders = folders_of(self.root, name, self.layouts)
         if folders is None:
             expected = " or ".join(f"{images} and {maps}".format(name, name) for images, maps in self.layouts[:2])
@@ -252,29 +244,19 @@ class Ade20k(LabelMaps):
     """
 
     layouts = LAYOUTS[1:2]
+    fixed = ("train", "val", "void", "classes")
 
     def __init__(
         self,
         root: str,
-        long_side: Side = 2048,
-        short_side: Side = 512,
+        *,
         reduces_zero_label: bool = True,
         num_labels: NumLabels | None = None,
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            root,
-            long_side,
-            short_side,
-            train=ADE20K_SPLITS["train"],
-            val=ADE20K_SPLITS["val"],
-            void=(0,) if reduces_zero_label else (),
-            classes=None,
-            num_labels=num_labels,
-            class_names=class_names,
-            **options,
-        )
+        options |= {"void": (0,) if reduces_zero_label else (), "num_labels": num_labels, "class_names": class_names}
+        super().__init__(root, **options, **ADE20K_SPLITS)  # type: ignore[arg-type]
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
@@ -285,8 +267,7 @@ class Ade20k(LabelMaps):
         """The last column of the table that comes with ADE20K; without it, numbers from 1."""
         tables = sorted(self.root.glob("objectInfo*.txt"))
         if num_labels is None and tables:
-            rows = [line.split("\t") for line in read_text(tables[0]).split("\n")[1:] if line.strip()]
-            return [row[-1].strip() for row in rows]
+            return [line.split("\t")[-1].strip() for line in read_lines(tables[0])[1:]]
         return [str(number) for number in range(1, (num_labels or ADE20K_CLASSES) + 1)]
 
 
@@ -374,15 +355,9 @@ def read_map(path: Path, labels: Sequence[int], void: Sequence[int] = (IGNORED,)
 
 def read_pixels(path: Path) -> tuple[str, np.ndarray]:
     """Mode and values of a map; raises CorruptImageError, naming the file, if it cannot be read."""
-    try:
-        check_regular(path)
-        with Image.open(path) as image:
-            image.load()
-            return image.mode, np.asarray(image)
-    except Exception as error:  # the error for a damaged file depends on its format
-        raise CorruptImageError(
-            f"{path} is not a readable label map ({reason_of(error)}): replace the file."
-        ) from error
+    with opened(path, "label map") as image:
+        image.load()
+        return image.mode, np.asarray(image)
 
 
 def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[str]]:

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.ops import box_convert
 
-from linvit.data.dense.annotations import Annotations
-from linvit.data.dense.masks import to_mask, to_runs
+from linvit.data.dense.annotations import Annotations, to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
 from linvit.data.dense.transforms import (
     CROP_RANGE,
@@ -25,12 +24,11 @@ from linvit.data.dense.transforms import (
     SHORT_SIDES,
     detection_transform,
 )
-from linvit.data.disk import allow
+from linvit.data.disk import allow, data_folder
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
-from linvit.data.source import Content, Contents, held_out_of, untrained, untransformed
+from linvit.data.source import Content, Contents, check_split, of_split, untrained, untransformed
 from linvit.errors import SettingError
-from linvit.files import user_path
 from linvit.ranges import Amount, OneOf, Seed, Share
 
 logger = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ class ObjectSource(DenseSource):
             mean=self.mean,
         )
         self.transform = detection_transform(resize, flip, self.mean, self.std)
-        self.root = user_path(root)
+        self.root = data_folder(root)
         self.needs_masks = needs_masks
         self.keeps_empty = keeps_empty
         self.groups_shapes = groups_shapes
@@ -193,21 +191,9 @@ class HeldOutObjects(ObjectSource):
 
     def divided(self, names: Sequence[str], split: str) -> list[str]:
         """The names of one split, sorted; raises ValueError if it has none."""
-        held_out = held_out_of(names, self.held_out, self.split)
-        chosen = sorted(held_out if split == "val" else {*names} - held_out)
-        if not chosen:
-            use = "to train on" if split == "train" else "held out"
-            raise SettingError(
-                f"The data folder {self.root} has {len(names)} images with annotations, but none of them is {use}: set"
-                " `held_out` between 0 and 1, or add images."
-            )
+        chosen = of_split(sorted(set(names)), split, self.held_out, self.split)
+        check_split(split, chosen, f"The data folder {self.root} has {len(names)} images with annotations")
         return chosen
-
-    def existing(self, folder: Path) -> Path:
-        """The folder itself; raises ValueError if there is none."""
-        if not folder.is_dir():
-            raise SettingError(f"The data folder {folder} does not exist: set `root` to another folder.")
-        return folder
 
 
 @dataclass(eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_dilation, zoom
 
+from linvit.data.dense.annotations import box_around, to_counts, to_runs
 from linvit.data.dense.label_maps import ADE20K_SPLITS
-from linvit.data.dense.masks import box_around, to_counts, to_runs
 from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
 

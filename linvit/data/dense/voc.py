@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
 from linvit.data.dense.objects import HeldOutObjects, images_by_name
-from linvit.data.disk import check_regular, files_below, read_text, stays_inside
+from linvit.data.disk import check_regular, data_folder, files_below, read_lines, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
-from linvit.errors import SettingError, quoted
+from linvit.errors import SettingError, quoted, refuse
 from linvit.files import reason_of
 
 LISTS = Path("ImageSets", "Main")
@@ -23,6 +23,8 @@ class Voc(HeldOutObjects):
     lists in ImageSets/Main; without lists, a share held_out of the images is held out. held_out, split, options: see
     HeldOutObjects. class_names: the classes and their order; by default the names in all files of Annotations/, sorted.
     """
+
+    fixed = ("needs_masks",)
 
     def __init__(self, root: str, train: str = "train", val: str = "val", **options: Any) -> None:
         self.lists = {"train": train, "val": val}
@@ -38,10 +40,10 @@ class Voc(HeldOutObjects):
         return {"name": "voc", "root": str(root)} | chosen
 
     def folder(self, split: str) -> Path:
-        return self.existing(self.root / "JPEGImages")
+        return data_folder(self.root / "JPEGImages")
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
-        folder = self.existing(self.root / "Annotations")
+        folder = data_folder(self.root / "Annotations")
         files = {path.stem: path for path in files_below(folder, (".xml",)) if path.parent == folder}
         names = self._names(split, list(files))
         wanted = set(names)
@@ -58,10 +60,9 @@ class Voc(HeldOutObjects):
                 damaged += [str(error)] if name in wanted else []
         objects = itertools.chain(*documents.values())
         classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
-        if not classes and (faults := [*damaged, *itertools.chain(*documents.values())]):
-            raise ValueError(faults[0])
-        if not classes:
-            raise SettingError(f"The annotations in {folder} name no object: set `root` to other data.")
+        faults = [*damaged, *(item for items in documents.values() for item in items if isinstance(item, str))]
+        nothing = f"The annotations in {folder} name no object: set `root` to other data."
+        refuse(not classes and next(iter(faults), nothing))
         collected = Collected(classes)
         collected.unusable += damaged
         images = images_by_name(self.folder(split))
@@ -95,7 +96,7 @@ class Voc(HeldOutObjects):
         if not paths[split].exists():
             known = ", ".join(sorted(path.stem for path in folder.glob("*.txt"))) or "no lists"
             raise SettingError(f"The list {paths[split]} does not exist: set `{split}` to one of {known}.")
-        names = [line.strip() for line in read_text(paths[split]).split("\n") if line.strip()]
+        names = read_lines(paths[split])
         outside = [name for name in names if not stays_inside(name)]
         if outside:
             raise ValueError(
@@ -127,30 +128,27 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
         tree = ElementTree.parse(path, ElementTree.XMLParser(target=_Builder())).getroot()
     except Exception as error:  # the error depends on the damage
         raise ValueError(f"{path} is not a readable XML file ({reason_of(error)}): replace the file.") from error
-    if tree.tag != "annotation":
-        raise ValueError(f"{path} has the element {quoted(tree.tag)}, expected VOC's <annotation>: replace the file.")
-    sides = [tree.find(f"size/{name}") for name in ("height", "width")]
-    try:
-        height, width = (0.0 if side is None else _number(side, side.tag) for side in sides)
-    except ValueError as error:
-        raise ValueError(f"{path} {error}: correct it.") from None
+    sides = {name: tree.findtext(f"size/{name}", "0").strip() for name in ("height", "width")}
+    refuse(
+        tree.tag != "annotation"
+        and f"{path} has the element {quoted(tree.tag)}, expected VOC's <annotation>: replace the file.",
+        *(
+            not is_number_in_text(text) and f"{path} has {quoted(text)} as {name}, expected a number: correct it."
+            for name, text in sides.items()
+        ),
+    )
     objects: list[_Object | str] = []
     for number, item in enumerate(tree.findall("object"), start=1):
-        try:
-            name = (item.findtext("name") or "").strip()
-            if not name:
-                raise ValueError("has no name")
-            left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
-            box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
-            is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
-            objects.append(_Object(name, box, is_difficult))
-        except ValueError as error:
-            objects.append(f"{path}, object {number} {error}: correct or remove it.")
-    return (int(height), int(width)) if min(height, width) >= 1 else None, objects
-
-
-def _number(element: ElementTree.Element | None, name: str) -> float:
-    text = "" if element is None or element.text is None else element.text.strip()
-    if not is_number_in_text(text):
-        raise ValueError(f"has {quoted(text)} as {name}, expected a number of pixels")
-    return float(text)
+        name = item.findtext("name", "").strip()
+        texts = {side: item.findtext(f"bndbox/{side}", "").strip() for side in SIDES}
+        odd = next((side for side, text in texts.items() if not is_number_in_text(text)), "")
+        if odd or not name:
+            fault = f"has {quoted(texts[odd])} as {odd}, expected a number of pixels" if name else "has no name"
+            objects.append(f"{path}, object {number} {fault}: correct or remove it.")
+            continue
+        left, top, right, bottom = map(float, texts.values())
+        box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
+        is_difficult = item.findtext("difficult", "").strip().lower() in ("1", "true")
+        objects.append(_Object(name, box, is_difficult))
+    height, width = (int(float(text)) for text in sides.values())
+    return (height, width) if min(height, width) >= 1 else None, objects

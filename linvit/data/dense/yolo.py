@@ -10,18 +10,17 @@ from typing import Any
 
 import yaml
 
-from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
-from linvit.data.dense.masks import area_of
+from linvit.data.dense.annotations import Annotations, Collected, area_of, is_number_in_text
 from linvit.data.dense.objects import HeldOutObjects
-from linvit.data.disk import files_below, read_text
+from linvit.data.disk import files_below, read_lines, read_text
 from linvit.data.images.image import SUFFIXES, size_of
-from linvit.errors import SettingError, quoted
+from linvit.errors import SettingError, quoted, refuse
 from linvit.ranges import Amount, allows
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
-LARGEST, DEEPEST, LONGEST = 2**20, 16, 10_000  # bytes of a .yaml file, levels, and characters of a value
+DEEPEST, LONGEST = 16, 10_000  # levels of a .yaml file, and characters of a value
 OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
@@ -53,10 +52,9 @@ class Yolo(HeldOutObjects):
         return {"name": "yolo", "root": str(root)} | ({"needs_masks": False} if len(words) == BOX else {})
 
     def folder(self, split: str) -> Path:
-        return self.existing(self.root)
+        return self.root
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
-        self.existing(self.root)
         name_of, keypoints = self._names(class_names)
         classes = class_names or list(name_of.values())
         collected = Collected(classes)
@@ -107,7 +105,7 @@ class Yolo(HeldOutObjects):
                 return names, keypoints
         for path in (self.root / "classes.txt", self.root / LABELS / "classes.txt"):
             if path.exists() and class_names is None:
-                class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
+                class_names = read_lines(path)
         if not class_names:
             raise SettingError(
                 f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
@@ -125,13 +123,18 @@ def read_line(
     after each box that are not read.
     """
     words = line.split()
-    if not all(map(is_number_in_text, words)):
-        raise ValueError(f"is {quoted(line)}, expected numbers")
-    if keypoints and len(words) != BOX + keypoints:
-        raise ValueError(f"has {len(words)} numbers, expected {BOX + keypoints}: a class, a box and its keypoints")
+    count = len(words)
+    refuse(
+        not all(map(is_number_in_text, words)) and f"is {quoted(line)}, expected numbers",
+        keypoints
+        and count != BOX + keypoints
+        and f"has {count} numbers, expected {BOX + keypoints}: a class, a box and its keypoints",
+        not keypoints
+        and count != BOX
+        and (count < POLYGON or count % 2 == 0)
+        and f"has {count} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)",
+    )
     words = words[:BOX] if keypoints else words
-    if len(words) != BOX and (len(words) < POLYGON or len(words) % 2 == 0):
-        raise ValueError(f"has {len(words)} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)")
     number, *shape = map(float, words)
     if number not in label_of:
         choices = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
@@ -176,29 +179,24 @@ def _images(root: Path) -> dict[str, list[Path]]:
 
 def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
-    if os.path.isfile(path) and path.stat().st_size > LARGEST:
-        raise ValueError(f"{path} is larger than {LARGEST // 2**10:,} KiB, expected a list of classes: remove it.")
     text = read_text(path)
     try:
         depth = 0
         for event in yaml.parse(text):  # the time for what is refused here would have no bound
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or len(getattr(event, "value", "")) > LONGEST:
-                raise ValueError(
-                    f"it has an alias, more than {DEEPEST} levels, or over {LONGEST:,} characters in a value"
-                )
+                raise ValueError(f"it has an alias, over {DEEPEST} levels, or over {LONGEST:,} characters in a value")
         content = yaml.safe_load(text)
     except Exception as error:  # a wrong date, boolean or key each has its own
         raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error
     names = content.get("names", {}) if isinstance(content, dict) else {}
     names = dict(enumerate(names)) if isinstance(names, list) else names
-    if not allows(dict, names) or not all(type(key) is int and type(name) in (str, int) for key, name in names.items()):
-        raise ValueError(
-            f"{path} has the names {quoted(names)}, expected a list, or numbers with a name each: correct it."
-        )
-    if len(set(names.values())) < len(names):
-        raise ValueError(f"{path} names two classes alike: rename one of them.")
+    are_names = allows(dict, names) and all(type(key) is int and type(names[key]) in (str, int) for key in names)
     shape = content.get("kpt_shape", [0]) if names else [0]
-    if not allows(list[Amount], shape):
-        raise ValueError(f"{path} has the kpt_shape {quoted(shape)}, expected two whole numbers: correct it.")
+    refuse(
+        not are_names and f"{path} has the names {quoted(names)}, expected a list, or numbers with a name each.",
+        are_names and len(set(names.values())) < len(names) and f"{path} names two classes alike: rename one of them.",
+        not allows(list[Amount], shape)
+        and f"{path} has the kpt_shape {quoted(shape)}, expected two whole numbers: correct it.",
+    )
     return {key: str(names[key]) for key in sorted(names)}, math.prod(shape or [0])

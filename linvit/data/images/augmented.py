@@ -12,20 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
-from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
+from linvit.data.images.image import SMALLEST, Channels, Deviation, Preprocessing, Resize, Side
 from linvit.data.order import batches_of_one_size
 from linvit.data.source import Contents, Source, Workers, image_content, listed, untransformed
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 AboveZero = Annotated[float, Range(above=0, most=1)]
-NUMBER = r"\d{1,3}(\.\d+)?"
-POLICIES = (  # the syntax of timm.data.auto_augment, which ignores unknown parts or fails an assertion
-    rf"rand(-(m\d{{1,2}}|n[1-9]|p(0(\.\d+)?|1)|mstd{NUMBER}|mmax[1-9]\d?|inc[01]|t(weights|3aw?)))*",
-    rf"augmix(-(m\d{{1,2}}|w[1-9]|d[1-9]|a[1-9](\.\d+)?|b[01]|mstd{NUMBER}))*",
-    rf"(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?",
-)
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,12 @@ class Policy(Rule):
     """An augmentation policy in timm's notation."""
 
     def holds(self, value: Any) -> bool:
-        return any(re.fullmatch(policy, str(value), re.ASCII) for policy in POLICIES)
+        try:
+            create_transform(SMALLEST, is_training=True, auto_augment=value)
+        except Exception:  # timm fails an assertion, and numbers that it cannot read each fail in their own way
+            return False
+        options = str(value).split("-")[1:]
+        return bool(value) and all(re.search(r"\d|^tweights$", option) for option in options)  # timm ignores others
 
     def words(self, noun: str, got: Any = None) -> str:
         return "a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5 or 3a"
@@ -76,13 +75,16 @@ class AugmentedSource(Source):
         num_workers: Workers = 4,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt, repeats)
-        if crop_scale[0] > crop_scale[1]:
-            raise SettingError(f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.")
-        for name, values in {"mean": mean, "std": std}.items():
-            if values is not None and len(values) != channels:
-                raise SettingError(
-                    f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel."
-                )
+        wrong = [(name, len(values)) for name, values in {"mean": mean, "std": std}.items() if values is not None]
+        refuse(
+            crop_scale[0] > crop_scale[1]
+            and f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.",
+            *(
+                count != channels
+                and f"`{name}` has {count} numbers, but `channels` is {channels}: set one per channel."
+                for name, count in wrong
+            ),
+        )
         self.preprocessing = Preprocessing(
             (size, size) if isinstance(size, int) else (size[0], size[1]),
             tuple(mean) if mean else per_channel(IMAGENET_DEFAULT_MEAN, channels),

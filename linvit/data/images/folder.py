@@ -19,12 +19,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.disk import files_below, none_usable, read_text, say_unread, stays_inside
+from linvit.data.disk import data_folder, files_below, none_usable, read_text, say_unread, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import SUFFIXES, CorruptImageError, naming, open_image, size_of
-from linvit.data.source import held_out_of, listed
+from linvit.data.source import check_split, listed, of_split
 from linvit.errors import SettingError, quoted
-from linvit.files import user_path
 from linvit.ranges import Seed, Share
 
 SPLITS = ("train", "val")
@@ -57,16 +56,26 @@ class ImageFolder(AugmentedSource):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.root = user_path(root)
-        self.held_out = held_out
-        self.split = split
+        self.root = data_folder(
+            root, "a folder with class folders in it, or with train/ and val/ and the class folders in each"
+        )
+        self.held_out, self.split = held_out, split
         folder = self._folder("train" if self._has("train") else "val")
         self.class_names = class_names or _class_names(folder)
         if len(self.class_names) < 2:
             raise ValueError(
                 f"{folder} has one class, {self.class_names[0]!r}, expected two or more: add class folders."
             )
-        _warn_of_mistakes(folder, self.class_names)
+        stray = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
+        if stray := sorted(name for name in stray if not name.startswith(".")):
+            said = "%d image files next to the class folders of %s are not used: %s"
+            logger.warning(said, len(stray), folder, listed(stray))
+        spellings: dict[str, list[str]] = {}
+        for name in self.class_names:
+            spellings.setdefault(name.casefold(), []).append(name)
+        for same in spellings.values():
+            if len(same) > 1:
+                logger.warning("These classes of %s differ only in case: %s", folder, listed(same))
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
@@ -80,13 +89,8 @@ class ImageFolder(AugmentedSource):
         """(path, class) of every image file of "train" or "val"."""
         folder = self._folder(split)
         files = _files_by_class(folder) if self.divided else self._divide()[split]
-        if not files:
-            count = sum(map(len, self._undivided.values()))
-            use = "to train on" if split == "train" else "held out"
-            raise SettingError(
-                f"The data folder {folder} has {count} images, but none of them is {use}: set `held_out` between 0 and"
-                " 1, or add images."
-            )
+        count = sum(map(len, (files or self._undivided).values()))
+        check_split(split, files, f"The data folder {folder} has {count} images")
         place = dict(zip(files, self.places(list(files), folder), strict=True))
         return [(str(path), place[name]) for name, paths in files.items() for path in paths]
 
@@ -122,9 +126,9 @@ class ImageFolder(AugmentedSource):
         splits: dict[str, dict[str, list[Path]]] = {split: {} for split in SPLITS}
         for name, paths in self._undivided.items():
             names = {path.relative_to(self.root).as_posix(): path for path in paths}
-            held_out = held_out_of(list(names), self.held_out, self.split)
-            for relative, path in names.items():
-                splits[SPLITS[relative in held_out]].setdefault(name, []).append(path)
+            for split, files in splits.items():
+                if chosen := of_split(list(names), split, self.held_out, self.split):
+                    files[name] = [names[relative] for relative in chosen]
         return splits
 
     @cached_property
@@ -135,12 +139,6 @@ class ImageFolder(AugmentedSource):
         return (self.root / split).is_dir()
 
     def _folder(self, split: str) -> Path:
-        if not self.root.is_dir():
-            wrong = "is a file" if self.root.exists() else "does not exist"
-            raise SettingError(
-                f"The data folder {self.root} {wrong}: set `root` to a folder with class folders in it, or with train/"
-                " and val/ and the class folders in each."
-            )
         if not self.divided:
             return self.root
         if not self._has(split):
@@ -162,12 +160,9 @@ class UnlabelledImages(AugmentedSource):
 
     def __init__(self, root: str, held_out: Share = 0.05, split: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
-        self.root = user_path(root)
+        self.root = data_folder(root, "a folder with images in it")
         self.held_out, self.split = held_out, split
         self.class_names: list[str] = []
-        if not self.root.is_dir():
-            wrong = "is a file" if self.root.exists() else "does not exist"
-            raise SettingError(f"The data folder {self.root} {wrong}: set `root` to a folder with images in it.")
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         return ImageFiles([(str(path), 0) for path in self.files(split)], transform, self.channels)
@@ -187,15 +182,9 @@ class UnlabelledImages(AugmentedSource):
         if divided:
             return files
         names = {path.relative_to(self.root).as_posix(): path for path in files}
-        held_out = held_out_of(list(names), self.held_out, self.split)
-        chosen = [path for name, path in names.items() if (name in held_out) == (split == "val")]
-        if not chosen:
-            use = "to train on" if split == "train" else "held out"
-            raise SettingError(
-                f"The data folder {self.root} has {len(files)} images, but none of them is {use}: set `held_out`"
-                " between 0 and 1, or add images."
-            )
-        return chosen
+        chosen = of_split(list(names), split, self.held_out, self.split)
+        check_split(split, chosen, f"The data folder {self.root} has {len(files)} images")
+        return [names[name] for name in chosen]
 
 
 @dataclass(eq=False)
@@ -235,22 +224,6 @@ def _class_names(folder: Path) -> list[str]:
 
 def _folders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _warn_of_mistakes(folder: Path, class_names: Sequence[str]) -> None:
-    """Warns of images next to the class folders, which are not used, and of class names that differ only in case."""
-    stray = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
-    stray = sorted(name for name in stray if not name.startswith("."))
-    if stray:
-        logger.warning(
-            "%d image files next to the class folders of %s are not used: %s", len(stray), folder, listed(stray)
-        )
-    spellings: dict[str, list[str]] = {}
-    for name in class_names:
-        spellings.setdefault(name.casefold(), []).append(name)
-    for same in spellings.values():
-        if len(same) > 1:
-            logger.warning("These classes of %s differ only in case: %s", folder, listed(same))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[Path]]:
@@ -327,13 +300,5 @@ def survey(source: ImageFolder, sample: int = 256) -> Survey:
         raise none_usable(unreadable, "sampled image")
     mean = np.mean(means, 0)
     std = np.sqrt(np.maximum(np.mean(squares, 0) - mean**2, LEAST_STD**2))
-    rounded_mean, rounded_std = (tuple(round(float(value), 4) for value in values) for values in (mean, std))
-    return Survey(
-        dict(counts),
-        len(source.files("val")),
-        len(paths),
-        round(median(sides)),
-        rounded_mean,
-        rounded_std,
-        unreadable,
-    )
+    mean, std = (tuple(round(float(value), 4) for value in values) for values in (mean, std))
+    return Survey(dict(counts), len(source.files("val")), len(paths), round(median(sides)), mean, std, unreadable)

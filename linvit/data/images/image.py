@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
@@ -108,24 +108,37 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
     Raises CorruptImageError, naming the file (as name, if given), if it cannot be decoded to its last pixel, has more
     pixels than Pillow allows, or is over 1,000 times as long as wide.
     """
+    with opened(file, name=name) as image:
+        width, height = image.size
+        if max(width, height) > THINNEST * min(width, height):
+            raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
+        if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
+            say_pages(str(name or file))
+        image.load()
+        upright: Image.Image = image
+        with contextlib.suppress(Exception):  # damaged EXIF data with intact pixels
+            upright = ImageOps.exif_transpose(image)
+        return converted(upright, channels, image)
+
+
+@contextlib.contextmanager
+def opened(file: str | Path | IO[bytes], contents: str = "image", name: str | None = None) -> Iterator[Image.Image]:
+    """Opens an image file; whatever fails meanwhile is a CorruptImageError that names it. contents: what it should be.
+
+    Only regular files are opened.
+    """
     try:
         if isinstance(file, str | Path):
             check_regular(file)
         with Image.open(file) as image:
-            width, height = image.size
-            if max(width, height) > THINNEST * min(width, height):
-                raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
-            if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
-                say_pages(str(name or file))
-            image.load()
-            upright: Image.Image = image
-            with contextlib.suppress(Exception):  # damaged EXIF data with intact pixels
-                upright = ImageOps.exif_transpose(image)
-            return converted(upright, channels, image)
+            yield image
     except CorruptImageError as error:
         raise CorruptImageError(naming(error, str(name or file))) from None
     except Exception as error:  # the error for a damaged file depends on its format
-        raise _unreadable(name or file, error) from error
+        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
+        raise CorruptImageError(
+            f"{name or file} is not a readable {contents} ({reason}): replace or remove the file."
+        ) from error
 
 
 def say_pages(name: str) -> None:
@@ -151,22 +164,10 @@ def check_large_enough(height: int, width: int, name: str) -> None:
 
 
 def size_of(file: str | Path) -> tuple[int, int]:
-    """Height and width of an image file as `open_image` returns it, from its header.
-
-    Raises CorruptImageError, naming the file.
-    """
-    try:
-        check_regular(file)
-        with Image.open(file) as image:
-            width, height = image.size
-            return (width, height) if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else (height, width)
-    except Exception as error:  # the error for a damaged file depends on its format
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: object, error: Exception) -> CorruptImageError:
-    reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
-    return CorruptImageError(f"{file} is not a readable image ({reason}): replace or remove the file.")
+    """Height and width of an image file as `open_image` returns it, from its header."""
+    with opened(file) as image:
+        width, height = image.size
+        return (width, height) if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else (height, width)
 
 
 def converted(image: Image.Image, channels: int, opened: Image.Image | None = None) -> Image.Image:

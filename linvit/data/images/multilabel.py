@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import is_held_out, listed, untrained
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import user_path
 from linvit.ranges import Share
 
@@ -113,55 +113,46 @@ class LabelledImages(ImageFiles):
 
 def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
     """The classes and the entries of a table in the format of MultiLabelImages; the image files are not opened."""
-    rows = _rows(table)
-    header = [name.strip() for name in next(rows)[1]]
-    columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
-    odd = "" in header or len(set(header)) < len(header)
-    if odd or FILE not in header or (LABELS in header) == bool(columns):
-        raise ValueError(
-            f"{table} has the columns {listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
-            f" class, and optionally {SPLIT!r}, each once."
-        )
-    entries: dict[str, Entry] = {}
-    for line, values in rows:
-        where = f"{table}, line {line}"
-        if len(values) != len(header):
-            raise ValueError(f"{where} has {len(values)} values, expected {len(header)}: correct it.")
-        row = {name: value.strip() for name, value in zip(header, values, strict=True)}
-        file = Path(row[FILE]).as_posix()
-        if not stays_inside(row[FILE]):
-            raise ValueError(
-                f"{where} has the file {row[FILE]!r}, expected a path relative to the data folder: correct it."
-            )
-        if file in entries:
-            raise ValueError(f"{where} lists {file} a second time: remove one of the rows.")
-        wrong = [name for name in columns if row[name] not in ("0", "1")]
-        if wrong:
-            raise ValueError(f"{where} has {row[wrong[0]]!r} for the class {wrong[0]!r}, expected 0 or 1: correct it.")
-        split = row.get(SPLIT, SPLITS[is_held_out(file, held_out)])
-        if split not in SPLITS:
-            raise ValueError(f"{where} has the split {split!r}, expected {' or '.join(SPLITS)}: correct it.")
-        labels = [name for name in columns if row[name] == "1"]
-        if LABELS in header:
-            labels = [name.strip() for name in row[LABELS].split("|") if name.strip()]
-        entries[file] = Entry(file, labels, split)
-    classes = columns or sorted({name for entry in entries.values() for name in entry.labels})
-    if not classes:
-        raise ValueError(f"{table} names no classes: add labels to its images.")
-    return classes, list(entries.values())
-
-
-def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, values) of every row that is not empty, the header first."""
     if not os.path.exists(table):
         raise SettingError(
             f"The table {table} does not exist: set `root` to the folder that contains it, or `labels` to its path."
         )
     reader = csv.reader(io.StringIO(read_text(table)))
     try:
-        rows = [(reader.line_num, values) for values in reader if values]
+        rows = [(f"{table}, line {reader.line_num}", [value.strip() for value in row]) for row in reader if row]
     except csv.Error as error:
         raise ValueError(f"{table}, line {reader.line_num} is not CSV ({error}): correct it.") from error
-    if len(rows) < 2:
-        raise ValueError(f"{table} lists no images: expected a header and one row for each image.")
-    return iter(rows)
+    header = rows[0][1] if rows else []
+    columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
+    odd = "" in header or len(set(header)) < len(header)
+    refuse(
+        len(rows) < 2 and f"{table} lists no images: expected a header and one row for each image.",
+        (odd or FILE not in header or (LABELS in header) == bool(columns))
+        and (
+            f"{table} has the columns {listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
+            f" class, and optionally {SPLIT!r}, each once."
+        ),
+    )
+    entries: dict[str, Entry] = {}
+    for where, values in rows[1:]:
+        row = dict(zip(header, values, strict=False))
+        name = row.get(FILE, "")
+        file = Path(name).as_posix()
+        split = row.get(SPLIT, SPLITS[is_held_out(file, held_out)])
+        wrong = next((column for column in columns if row.get(column) not in ("0", "1")), "")
+        refuse(
+            len(values) != len(header) and f"{where} has {len(values)} values, expected {len(header)}: correct it.",
+            not stays_inside(name)
+            and f"{where} has the file {name!r}, expected a path relative to the data folder: correct it.",
+            file in entries and f"{where} lists {file} a second time: remove one of the rows.",
+            wrong and f"{where} has {row.get(wrong)!r} for the class {wrong!r}, expected 0 or 1: correct it.",
+            split not in SPLITS and f"{where} has the split {split!r}, expected {' or '.join(SPLITS)}: correct it.",
+        )
+        labels = [column for column in columns if row[column] == "1"]
+        if LABELS in header:
+            labels = [label.strip() for label in row[LABELS].split("|") if label.strip()]
+        entries[file] = Entry(file, labels, split)
+    classes = columns or sorted({label for entry in entries.values() for label in entry.labels})
+    if not classes:
+        raise ValueError(f"{table} names no classes: add labels to its images.")
+    return classes, list(entries.values())

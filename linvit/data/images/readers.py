@@ -17,7 +17,7 @@ from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed
 from linvit.environment import replica
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import reason_of
 from linvit.ranges import Count
 
@@ -54,16 +54,17 @@ class TimmImages(AugmentedSource):
     ) -> None:
         super().__init__(**options)
         kind = reader.partition("/")[0].lower()
-        if kind not in (*INDEXED, *STREAMS):
-            known = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
-            raise SettingError(
-                f"`reader` is {reader!r}, expected '' for a folder or tar file, or {known}: choose one of them."
-            )
-        if kind in STREAMS and self.repeats > 1:
-            raise SettingError(
+        others = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
+        refuse(
+            kind not in (*INDEXED, *STREAMS)
+            and f"`reader` is {reader!r}, expected '' for a folder or tar file, or {others}: choose one of them.",
+            kind in STREAMS
+            and self.repeats > 1
+            and (
                 f"`repeats` is {self.repeats}, but the reader {reader} is a stream, whose images come once per epoch:"
                 " set it to 1."
-            )
+            ),
+        )
         self.streams = kind in STREAMS
         self.reader = reader
         self.roots = {"train": root, "val": val_root or root}
@@ -75,7 +76,12 @@ class TimmImages(AugmentedSource):
     def train_dataloader(self) -> Batches:
         if not self.streams:
             return super().train_dataloader()
-        return Streamed(self.train_set(), drop_last=True, epoch=self._epoch, **self._loading(self.num_workers > 0))
+        return Streamed(
+            self.train_set(),
+            drop_last=True,
+            epoch=lambda: self.trainer.current_epoch if self.trainer else 0,
+            **self._loading(self.num_workers > 0),
+        )
 
     def val_dataloader(self) -> Batches:
         if not self.streams or self.preprocessing.resize == "none":
@@ -91,9 +97,6 @@ class TimmImages(AugmentedSource):
         super().load_state_dict(state_dict)
         if self.streams:
             logger.warning("The reader %s is a stream: the run resumes, but not bit for bit.", self.reader)
-
-    def _epoch(self) -> int:
-        return self.trainer.current_epoch if self.trainer else 0
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         dataset = self._open(split)
@@ -120,8 +123,20 @@ class TimmImages(AugmentedSource):
 
     def _open(self, split: str) -> Any:
         root, name = Path(self.roots[split]), self.splits[split]
-        if not self.reader:
-            self._check_files(root, split)
+        if not self.reader:  # timm would follow links in a circle without end
+            _check_links(root)
+            synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
+            divides = not (split == "val" and self.separate)
+            refuse(
+                divides
+                and root.is_file()
+                and split == "val"
+                and f"{root} has the training images: set `val_root` to the file of validation images.",
+                divides
+                and root.is_dir()
+                and not any((root / each).is_dir() for each in (name, *synonyms[split]))
+                and f"The data folder {root} has no {split}/ in it: expected {split}/CLASS/image files.",
+            )
         arguments: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
         if self.class_map is not None:
             arguments["class_map"] = self.class_map
@@ -144,20 +159,15 @@ class TimmImages(AugmentedSource):
             ) from error
         return dataset
 
-    def _check_files(self, root: Path, split: str) -> None:
-        if not root.exists():
-            raise SettingError(f"{root} does not exist: set `root` to a folder or tar file.")
-        for folder, _, _ in os.walk(root, followlinks=True):  # timm would follow links in a circle without end
-            above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
-            if os.path.realpath(folder) in above:
-                raise ValueError(f"{folder} is a link to a folder that contains it: remove the link.")
-        if split == "val" and self.separate:
-            return
-        if root.is_file() and split == "val":
-            raise SettingError(f"{root} has the training images: set `val_root` to the file of validation images.")
-        synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[split], *synonyms[split])):
-            raise ValueError(f"The data folder {root} has no {split}/ in it: expected {split}/CLASS/image files.")
+
+def _check_links(root: Path) -> None:
+    """Raises ValueError if there is nothing at root, and for a link to a folder that contains it."""
+    if not root.exists():
+        raise SettingError(f"{root} does not exist: set `root` to a folder or tar file.")
+    for folder, _, _ in os.walk(root, followlinks=True):
+        above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
+        if os.path.realpath(folder) in above:
+            raise ValueError(f"{folder} is a link to a folder that contains it: remove the link.")
 
 
 def names_of(reader: Any) -> list[str] | None:

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from linvit.data.disk import files_below, read_text
-from linvit.data.source import held_out_of
-from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance, composed
-from linvit.errors import SettingError
+from linvit.data.disk import data_folder, files_below, read_lines
+from linvit.data.source import of_split
+from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance, with_sounds
+from linvit.errors import SettingError, refuse
 from linvit.ranges import Share
 
 ENDING = "_{}.transcription"
@@ -30,6 +30,8 @@ class AN4(LibriSpeech):
         kwargs: Arguments of LibriSpeech.
     """
 
+    fixed = ("train", "val")
+
     def __init__(self, root: str, held_out: Share = 0.0, **kwargs: Any) -> None:
         super().__init__(root, ("train",), ("test",), **kwargs)
         self.held_out = held_out
@@ -48,13 +50,12 @@ class AN4(LibriSpeech):
         speakers = sorted({self.speaker(utterance.path) for utterance in utterances})
         if len(speakers) < 2:
             raise SettingError(f"{self.root} has one training speaker, none can be held out: set `held_out` to 0.")
-        held_out = held_out_of(speakers, self.held_out, split=0)
-        return [utterance for utterance in utterances if (self.speaker(utterance.path) in held_out) == (split == "val")]
+        chosen = of_split(speakers, split, self.held_out, seed=0)
+        return [utterance for utterance in utterances if self.speaker(utterance.path) in chosen]
 
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of "train" or "test"."""
-        if not self.root.is_dir():
-            raise SettingError(f"The speech folder {self.root} does not exist: set `root` to one in AN4's layout.")
+        data_folder(self.root, "one in AN4's layout")
         ending = ENDING.format(name)
         listed = [path for path in files_below(self.root, (".transcription",)) if path.name.endswith(ending)]
         if len(listed) != 1:
@@ -62,32 +63,20 @@ class AN4(LibriSpeech):
         best: dict[Path, Path] = {}  # of several endings in a folder
         for path in sorted(files_below(self.root, SUFFIXES), key=lambda path: path.suffix.lower() != ".sph"):
             best.setdefault(path.with_suffix(""), path)
-        sounds: dict[str, list[Path]] = {}
-        for path in best.values():
-            sounds.setdefault(composed(path.stem), []).append(path)
-        texts: dict[str, str] = {}
-        for line in filter(str.strip, read_text(listed[0]).split("\n")):
-            parts = LINE.fullmatch(line)
-            if parts is None:
-                raise ValueError(
-                    f"{listed[0]} has the line {line[:60]!r}, expected a text and a name in parentheses, as in"
-                    " `GO (an253-fash-b)`: correct it."
-                )
-            stem = composed(parts["name"])
-            if stem in texts:
-                raise ValueError(f"{listed[0]} has two lines for the utterance {stem!r}: remove one of them.")
-            if not sounds.get(stem):
-                raise ValueError(
-                    f"{listed[0]} names the utterance {stem!r}, but {self.root} has no"
-                    f" {stem}{' or '.join(SUFFIXES[:3])} …: add the file or remove the line."
-                )
-            if len(sounds[stem]) > 1:
-                raise ValueError(f"{sounds[stem][1]} has the name of {sounds[stem][0]}: remove one of them.")
-            words = [VARIANT.sub("", word) for word in parts["text"].split() if not FILLER.fullmatch(word)]
-            texts[stem] = " ".join(words)
-        if not texts:
-            raise ValueError(f"{listed[0]} has no transcripts: add lines such as `GO (an253-fash-b)`.")
-        return [Utterance(sounds[stem][0], text) for stem, text in texts.items()]
+        lines = read_lines(listed[0])
+        parts = [match for line in lines if (match := LINE.fullmatch(line))]
+        odd = next((line for line in lines if not LINE.fullmatch(line)), None)
+        refuse(
+            not lines and f"{listed[0]} has no transcripts: add lines such as `GO (an253-fash-b)`.",
+            odd is not None
+            and (
+                f"{listed[0]} has the line {(odd or '')[:60]!r}, expected a text and a name in parentheses, as in"
+                " `GO (an253-fash-b)`: correct it."
+            ),
+        )
+        words = ([VARIANT.sub("", w) for w in line["text"].split() if not FILLER.fullmatch(w)] for line in parts)
+        pairs = [(line["name"], " ".join(spoken)) for line, spoken in zip(parts, words, strict=True)]
+        return with_sounds(listed[0], pairs, best.values())
 
     @staticmethod
     def speaker(path: Path) -> str:

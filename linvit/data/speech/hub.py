@@ -45,6 +45,8 @@ class HuggingFaceSpeech(LibriSpeech):
         kwargs: Arguments of LibriSpeech, except groups, which is by file size.
     """
 
+    fixed = ("root", "groups")
+
     def __init__(
         self,
         path: str | None = None,

@@ -6,7 +6,7 @@ Transcripts are words, characters or subwords; "▁" begins a word, and token 0 
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from linvit.data.disk import files_below, none_usable, read_text
+from linvit.data.disk import files_below, none_usable, read_lines
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.data.speech.audio import (
@@ -33,7 +33,7 @@ from linvit.data.speech.audio import (
     spec_augmented,
     window_samples,
 )
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import user_path
 from linvit.layers.conformer import subsampled
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
@@ -144,29 +144,37 @@ def find_utterances(folder: Path) -> list[Utterance]:
             f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
             " make_speech."
         )
-    texts: dict[Path, str] = {}
+    utterances = []
     for listed in files_below(folder, (".txt",)):
-        if not listed.name.endswith(".trans.txt"):
-            continue
-        files: dict[str, Path] = {}
-        sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
-        for file in sounds:
-            if not file.name.startswith(".") and files.setdefault(composed(file.stem), file) != file:
-                raise ValueError(f"{file} has the name of {files[composed(file.stem)].name}: remove one of them.")
-        for line in filter(str.strip, read_text(listed).split("\n")):
-            name, *words = line.split()
-            path = files.get(composed(name))
-            if path is None:
-                raise ValueError(
-                    f"{listed} names the utterance {name!r}, but {listed.parent} has no"
-                    f" {name}{' or '.join(SUFFIXES[:3])} …: add the file or remove the line."
-                )
-            if path in texts:
-                raise ValueError(f"{listed} has another line for the utterance {name!r}: remove one of them.")
-            texts[path] = " ".join(words)
-    if not texts:
+        if listed.name.endswith(".trans.txt"):
+            sounds = [path for path in files_below(listed.parent, SUFFIXES) if path.parent == listed.parent]
+            words = map(str.split, read_lines(listed))
+            utterances += with_sounds(listed, [(name, " ".join(text)) for name, *text in words], sounds)
+    if not utterances:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
-    return [Utterance(path, text) for path, text in texts.items()]
+    return utterances
+
+
+def with_sounds(listed: Path, lines: Sequence[tuple[str, str]], sounds: Iterable[Path]) -> list[Utterance]:
+    """The utterances of a file of transcripts, whose lines are the name of a sound file without ending, and a text."""
+    by_name: dict[str, list[Path]] = {}
+    for path in sounds:
+        by_name.setdefault(composed(path.stem), []).append(path)
+    times = Counter(composed(name) for name, _ in lines)
+    utterances = []
+    for name, text in lines:
+        files = by_name.get(composed(name), [])
+        refuse(
+            times[composed(name)] > 1 and f"{listed} has two lines for the utterance {name!r}: remove one of them.",
+            not files
+            and (
+                f"{listed} names the utterance {name!r}, but there is no {name}{' or '.join(SUFFIXES[:3])} …: add the"
+                " file or remove the line."
+            ),
+            len(files) > 1 and f"{' has the name of '.join(map(str, files[:2]))}: remove one of them.",
+        )
+        utterances.append(Utterance(files[0], text))
+    return utterances
 
 
 def _utterance_content(rate: int, speller: Speller | None, utterance: Utterance) -> Content | str:

@@ -153,18 +153,15 @@ def _arrow(path: Path) -> list[Any]:
         raise ValueError(f"{path} cannot be read as Arrow ({reason_of(error)}): use another copy.") from error
 
 
-def _packed_text(path: Path) -> list[Any]:
+def _hellaswag_items(path: Path) -> list[Any]:
+    """Items of six lines; the first is "activity: context", whose last sentence the endings may complete."""
     try:
         check_regular(path)
-        with bz2.open(path) as file:
-            text = file.read().decode("utf-8")
+        opener: Callable[..., Any] = bz2.open if path.suffix.lower() == ".bz2" else open
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            text = file.read()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as text ({reason_of(error)}): use another copy.") from error
-    return _hellaswag_items(text, path)
-
-
-def _hellaswag_items(text: str, path: Path) -> list[Any]:
-    """Items of six lines; the first is "activity: context", whose last sentence the endings may complete."""
     lines = text.rstrip("\n").split("\n")
     if len(lines) % HELLASWAG_LINES:
         raise ValueError(f"{path} has {len(lines)} lines, expected {HELLASWAG_LINES} per item: use another copy.")
@@ -174,21 +171,14 @@ def _hellaswag_items(text: str, path: Path) -> list[Any]:
         activity, _, context = context.partition(": ")
         begun = re.search(r"(?<=[.!?]) ?([a-z][^.!?]*)$", context)
         cut = begun.start(1) if begun else len(context)
-        items.append(
-            {
-                "activity_label": activity,
-                "ctx_a": context[:cut].strip(),
-                "ctx_b": context[cut:],
-                "endings": endings,
-                "label": label,
-            }
-        )
+        values = activity, context[:cut].strip(), context[cut:], endings, label
+        items.append(dict(zip(BENCHMARKS["hellaswag"].columns, values, strict=True)))
     return items
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {
     ".jsonl": _json_lines,
     ".arrow": _arrow,
-    ".txt": lambda path: _hellaswag_items(read_text(path), path),
-    ".bz2": _packed_text,
+    ".txt": _hellaswag_items,
+    ".bz2": _hellaswag_items,
 }

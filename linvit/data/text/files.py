@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
-from linvit.data.disk import check_regular, files_below, is_hidden
-from linvit.data.source import Content, Contents, is_held_out
+from linvit.data.disk import check_regular, data_folder, files_below, is_hidden
+from linvit.data.source import Content, Contents, check_split, is_held_out
 from linvit.data.text.source import CACHE, TextPreprocessing, TextSource, usable
 from linvit.data.text.tokens import Stream, join
 from linvit.environment import replica
@@ -114,11 +114,8 @@ class TextFolder(FileText):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.root, self.cache, self.max_corrupt = user_path(root), user_path(cache), max_corrupt
-        self.val_rows = val_rows
-        if not self.root.is_dir():
-            wrong = "is a file" if self.root.exists() else "does not exist"
-            raise SettingError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
+        self.root, self.cache = data_folder(root, "a folder of text files"), user_path(cache)
+        self.max_corrupt, self.val_rows = max_corrupt, val_rows
         files = files_below(self.root, suffixes)
         if (self.root / "val").is_dir():
             val = {path for path in files if path.relative_to(self.root).parts[0] == "val"}
@@ -182,11 +179,7 @@ def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[st
     endings = " or ".join(suffixes)
     if not count:
         raise SettingError(f"{root} has no file that ends in {endings}: choose another folder, or set `suffixes`.")
-    missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
-    if missing:
-        raise SettingError(
-            f"{root} has {count} files that end in {endings}, but none of them is {missing}: set `held_out` between 0"
-            " and 1, or add files."
-        )
+    for split in ("train", "val") if trains else ("val",):
+        check_split(split, files[split], f"{root} has {count} files that end in {endings}", "files")
     if not any(map(_size, files["val"])):
         raise ValueError(f"All held-out files of {root} are empty: add text to them.")

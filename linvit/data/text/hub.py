@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset
 
 from linvit.data.order import Batches
 from linvit.data.source import load_rows
-from linvit.data.text.source import CACHE, LONGEST_ROW, TextPreprocessing, TextSource, groups
-from linvit.data.text.tokens import Rows, Stream, dtype_for
+from linvit.data.text.source import CACHE, LONGEST_ROW, TextPreprocessing, TextSource
+from linvit.data.text.tokens import Rows, Stream, dtype_for, groups
 from linvit.environment import replica
 from linvit.errors import SettingError
 from linvit.ranges import Count, Range

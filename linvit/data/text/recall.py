@@ -102,6 +102,8 @@ class Recall(RecallSource):
     pairs.
     """
 
+    fixed = ("words", "vocabulary")
+
     def __init__(self, pairs: Length = 16, keys: Length = 128, values: Several = 128, **options: Any) -> None:
         words = f"recall of {pairs} of {keys} keys, {values} values"
         super().__init__(words, keys + values, **options)
@@ -129,6 +131,8 @@ class Copy(RecallSource):
         alphabet: Number of different symbols.
         options: See RecallSource.
     """
+
+    fixed = ("words", "vocabulary")
 
     def __init__(self, symbols: Length = 32, alphabet: Several = 32, **options: Any) -> None:
         words = f"copies of {symbols} of {alphabet} symbols"

@@ -1,11 +1,8 @@
 """The base class of text sources: text that is packed once into files of tokens, and read as rows of them."""
 
 import hashlib
-import itertools
 import json
 import logging
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +19,9 @@ from linvit.data.text.tokens import (
     Rows,
     Stream,
     Tokenizer,
-    about_lost,
     dtype_for,
-    lost_characters,
     open_tokenizer,
+    tokenized,
 )
 from linvit.environment import replica
 from linvit.files import replacing, write_json
@@ -33,8 +29,6 @@ from linvit.ranges import Count, Range, Seed
 
 LONGEST_ROW = 2**20
 CACHE = "data/packed"
-TOGETHER, TOGETHER_BYTES = 256, 2**22  # documents that are tokenized at once, and their size
-INTERVAL = 10.0  # seconds between log lines
 
 logger = logging.getLogger(__name__)
 
@@ -160,45 +154,28 @@ class TextSource(Source):
 def pack(
     texts: Iterable[bytes | str], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
 ) -> None:
-    """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
+    """Writes documents as a file of tokens, a file of their widths in bytes (zeros unless it measures), and a .json.
 
     Each file is written completely or not at all, so if there is a .json the others are complete. It has the numbers of
     documents and tokens, the sentences among the texts, which stand for documents that cannot be used, and the sentence
     of about_lost, if it measures and there is one.
     """
-    dtype = dtype_for(tokenizer.vocabulary)
-    mark = np.array([tokenizer.separator], dtype)
     unusable: list[str] = []
-    lost: Counter[str] = Counter()
-    count = total = size = 0
-    shown = time.monotonic()
     with (
         replacing(path) as temporary,
         replacing(path.with_suffix(".widths")) as beside,
         temporary.open("wb") as tokens,
         beside.open("wb") as widths,
     ):
-        documents = itertools.chain.from_iterable(
-            zip(some, tokenizer.encode_batch(some), strict=True) for some in groups(usable(texts, unusable))
-        )
-        for text, encoded in documents:
-            mark.tofile(tokens)
-            np.asarray(encoded, dtype).tofile(tokens)
-            if measures:
-                np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
-                lost += lost_characters(tokenizer, text, encoded)
-                size += len(text)
-            count, total = count + 1, total + 1 + len(encoded)
-            if time.monotonic() > shown + INTERVAL:
-                logger.info("Packing text into %s: %s documents, %s tokens so far.", path, f"{count:,}", f"{total:,}")
-                shown = time.monotonic()
-            if max_tokens is not None and total >= max_tokens:
-                break
-        mark.tofile(tokens)
-        np.zeros(1, WIDTH).tofile(widths)
-    sentence = about_lost(lost, size)
-    about = {"documents": count, "tokens": total + 1, "unusable": unusable}
-    write_json(path.with_suffix(".json"), about | ({"lost": sentence} if sentence else {}))
+
+        def write(numbers: np.ndarray, sizes: np.ndarray) -> None:
+            numbers.tofile(tokens)
+            sizes[: len(sizes) if measures else 0].tofile(widths)
+
+        logger.info("Packing text into %s.", path)
+        count, total, lost = tokenized(usable(texts, unusable), tokenizer, measures, write, max_tokens)
+    about = {"documents": count, "tokens": total, "unusable": unusable}
+    write_json(path.with_suffix(".json"), about | ({"lost": lost} if lost else {}))
 
 
 def usable(texts: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]:
@@ -208,17 +185,3 @@ def usable(texts: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]
             unusable.append(text)
         else:
             yield text
-
-
-def groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The documents in lists of up to TOGETHER, or TOGETHER_BYTES and one document."""
-    texts: list[bytes] = []
-    size = 0
-    for document in documents:
-        texts.append(document)
-        size += len(document)
-        if len(texts) == TOGETHER or size >= TOGETHER_BYTES:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts

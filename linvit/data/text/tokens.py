@@ -3,8 +3,9 @@
 import hashlib
 import logging
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,8 @@ IGNORED = -100
 WIDTH = np.uint32
 BYTES = "bytes"
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+TOGETHER, TOGETHER_BYTES = 256, 2**22  # documents that are tokenized at once, and their size
+INTERVAL = 10.0  # seconds between log lines
 LEAST_LOST = 1e-4  # share of a text's bytes; fewer do not show in bits per byte
 
 logger = logging.getLogger(__name__)
@@ -162,31 +165,66 @@ def dtype_for(vocabulary: int) -> type[np.generic]:
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
-def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True) -> Stream:
-    """The stream of these documents; with widths if it measures."""
+def tokenized(
+    documents: Iterable[bytes],
+    tokenizer: Tokenizer,
+    measures: bool,
+    take: Callable[[np.ndarray, np.ndarray], object],
+    most: int | None = None,
+) -> tuple[int, int, str]:
+    """Hands each document to `take`, after a separator, and a separator at the end.
+
+    take: gets the tokens, and the bytes that each stands for (WIDTH), which are zeros unless it measures. most: the
+    document that reaches this number of tokens is the last.
+
+    Returns:
+        The numbers of documents and of tokens, and a sentence on the text that is lost, see about_lost.
+    """
     dtype = dtype_for(tokenizer.vocabulary)
-    mark = np.array([tokenizer.separator], dtype)
-    tokens, widths, count = [], [], 0
     lost: Counter[str] = Counter()
-    total = 0
-    for document in documents:
-        encoded = tokenizer.encode(document)
-        tokens += [mark, np.asarray(encoded, dtype)]
-        count += 1
+    count = total = size = 0
+    said = time.monotonic()
+    pairs = (pair for some in groups(documents) for pair in zip(some, tokenizer.encode_batch(some), strict=True))
+    for text, encoded in pairs:
+        tokens = np.asarray([tokenizer.separator, *encoded], dtype)
+        widths = np.zeros(len(tokens), WIDTH)
         if measures:
-            widths += [np.zeros(1, WIDTH), np.asarray(tokenizer.widths(document), WIDTH)]
-            lost += lost_characters(tokenizer, document, encoded)
-            total += len(document)
-    if sentence := about_lost(lost, total):
-        logger.warning(sentence)
-    tokens.append(mark)
-    widths.append(np.zeros(1, WIDTH))
-    return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
+            widths[1:] = tokenizer.widths(text)
+            lost += Counter(_string(text)) - Counter(tokenizer.decode(encoded))
+            size += len(text)
+        take(tokens, widths)
+        count, total = count + 1, total + len(tokens)
+        if time.monotonic() > said + INTERVAL:
+            logger.info("Packing text: %s documents, %s tokens so far.", f"{count:,}", f"{total:,}")
+            said = time.monotonic()
+        if most is not None and total >= most:
+            break
+    take(np.array([tokenizer.separator], dtype), np.zeros(1, WIDTH))
+    return count, total + 1, about_lost(lost, size)
 
 
-def lost_characters(tokenizer: Tokenizer, text: bytes, tokens: Sequence[int]) -> Counter[str]:
-    """The characters of a text that are missing after encoding and decoding, with their numbers."""
-    return Counter(_string(text)) - Counter(tokenizer.decode(tokens))
+def groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The documents in lists of up to TOGETHER, or TOGETHER_BYTES and one document."""
+    texts: list[bytes] = []
+    size = 0
+    for document in documents:
+        texts.append(document)
+        size += len(document)
+        if len(texts) == TOGETHER or size >= TOGETHER_BYTES:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
+
+
+def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True) -> Stream:
+    """The stream of these documents in memory; with widths if it measures."""
+    pieces: list[tuple[np.ndarray, np.ndarray]] = []
+    count, _, lost = tokenized(documents, tokenizer, measures, lambda *piece: pieces.append(piece))
+    if lost:
+        logger.warning(lost)
+    tokens, widths = map(np.concatenate, zip(*pieces, strict=True))
+    return Stream(tokens, widths if measures else None, count)
 
 
 def about_lost(lost: Counter[str], total: int) -> str:

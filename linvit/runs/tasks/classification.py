@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from linvit.data.images.cifar import Cifar
-from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
+from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
 from linvit.errors import refuse
 from linvit.files import check_writable, user_path

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.dense_images import draw_objects
 from linvit.analysis.report import figure_image, paragraph, table
+from linvit.data.dense.annotations import to_mask, to_runs
 from linvit.data.dense.coco import Coco
 from linvit.data.dense.instance_masks import InstanceMasks
-from linvit.data.dense.masks import to_mask, to_runs
 from linvit.data.dense.objects import ObjectSource, to_original, to_results
 from linvit.data.dense.source import DenseSource
 from linvit.data.dense.voc import Voc

@@ -12,8 +12,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from linvit.analysis.report import figure_image, paragraph
-from linvit.data.generation.latents import Latents, decoded, open_autoencoder
-from linvit.data.generation.pixels import CifarImages, DigitImages, GenerationPreprocessing
+from linvit.data.generation import CifarImages, DigitImages, GenerationPreprocessing, Latents, decoded, open_autoencoder
 from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import check_output_file, replacing

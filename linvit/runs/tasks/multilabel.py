@@ -17,7 +17,7 @@ from linvit.runs.evaluate import prepared_for
 from linvit.runs.images import as_list
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.report import Section
-from linvit.tasks.multilabel import MultiLabel, by_class
+from linvit.tasks.classification import MultiLabel, by_class
 
 
 class MultiLabelRun(ClassifierRun):

@@ -15,8 +15,8 @@ from torchvision.transforms.v2 import functional as F
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.dense_images import draw_map, largest_shares, shares
 from linvit.analysis.report import figure_image, paragraph, table
+from linvit.data.dense.coco import CocoPanoptic
 from linvit.data.dense.label_maps import Ade20k, LabelMaps, MapSource
-from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DenseSource
 from linvit.data.images.image import SMALLEST
 from linvit.data.source import Source

@@ -9,10 +9,9 @@ from torch import nn
 
 from linvit.analysis.figures import COLOURS, WIDTH, integer_ticks, subplots
 from linvit.analysis.report import figure_image, paragraph, table
-from linvit.data.images.cifar import Cifar
-from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
+from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
 from linvit.errors import SettingError, quoted
 from linvit.models.by_name import known_arguments
@@ -29,9 +28,8 @@ from linvit.runs.trained import Trained
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.classification import Classification
 from linvit.tasks.initialization import ALL, copy_weights, initialize
-from linvit.tasks.students import StudentTask
+from linvit.tasks.students import StudentTask, Transfer
 from linvit.tasks.task import Task
-from linvit.tasks.transfer import Transfer
 
 
 class StudentRun(ClassifierRun):

@@ -68,12 +68,6 @@ def write_binary(root, value=255):
     return root
 
 
-def test_a_file_without_names_is_refused(tmp_path):
-    (write_label_maps(tmp_path) / "classes.txt").write_text("\n")
-    with pytest.raises(ValueError, match="has 0 classes, but maps of 8 bits can have 1 to 254"):
-        LabelMaps(str(tmp_path))
-
-
 def test_values_say_which_class_a_label_is(tmp_path, caplog):
     root = write_binary(tmp_path)
     assert LabelMaps.found_in(root) == {"name": "label_maps", "root": str(root), "values": [0, 255]}
@@ -109,13 +103,3 @@ def test_maps_of_1_and_16_bits(tmp_path, kind):
     if kind is np.uint16:
         write_array(root / "val/masks/a.png", labels * 300)
         assert "has the label 300" in source(root, num_labels=2).val_set()[0]
-
-
-def test_what_does_not_fit_together_is_named(tmp_path):
-    root = write_label_maps(tmp_path / "data")
-    with pytest.raises(ValueError, match="`num_labels` is 3, but `class_names` has 1 names"):
-        source(root, num_labels=3, class_names=["a"])
-    with pytest.raises(ValueError, match="`void` leaves 2 labels for 3 classes"):
-        source(root, void=tuple(range(2, 255)))
-    with pytest.raises(ValueError, match=r"has no val images with maps: expected the folders none and noneannot or"):
-        source(root, val="none").val_set()

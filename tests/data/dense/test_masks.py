@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as judge
 
-from linvit.data.dense.masks import box_around, mask_fault, to_counts, to_mask, to_runs
+from linvit.data.dense.annotations import box_around, mask_fault, to_counts, to_mask, to_runs
 
 SIZES = [(7, 7), (14, 9), (1, 17), (17, 1), (1, 1)]
 

@@ -112,6 +112,14 @@ def test_difficult_objects_are_evaluated_as_crowds_and_not_trained_on(tmp_path):
     assert [entry["iscrowd"] for entry in source.ground_truth()["annotations"]] == [0, 1, 0]
 
 
+def test_numbers_of_voc_may_have_exponents(tmp_path):
+    root = write_voc(tmp_path / "data")
+    path, expected = root / "Annotations/d.xml", voc(root).annotations("val").of_image(0)
+    assert "<xmin>6<" in path.read_text()
+    path.write_text(path.read_text().replace("<xmin>6<", "<xmin>0.6E+1<"))
+    assert voc(root).annotations("val").of_image(0) == expected
+
+
 def test_other_lists_of_voc_can_be_named(tmp_path):
     root = write_voc(tmp_path / "data")
     (root / "ImageSets/Main/trainval.txt").write_text("a\nb\nc\nd\ne\n")
@@ -132,23 +140,16 @@ def test_other_lists_of_voc_can_be_named(tmp_path):
 
 
 ENTITIES = b'<!DOCTYPE a [<!ENTITY x "y"><!ENTITY z "&x;&x;&x;">]><annotation><size>&z;</size></annotation>'
-SIZE = b"<annotation><size><width>a</width><height>3</height></size></annotation>"
 XML, TXT, PNG = "Annotations/d.xml", "labels/val/d.txt", "val/e/masks/1.png"
 FAULTS = [  # format, file, what is written or replaced in it, and the sentence; an image or an object is left out
     ("voc", XML, b"", r"d\.xml is not a readable XML file \(no element found"),
     ("voc", XML, ENTITIES, r"d\.xml is not a readable XML file \(it has a document type declaration\)"),
-    ("voc", XML, b"<svg/>", r"d\.xml has the element 'svg', expected VOC's <annotation>"),
-    ("voc", XML, SIZE, r"d\.xml has 'a' as width"),
-    ("voc", XML, ("<name>dog</name>", ""), r"d\.xml, object 1 has no name"),
     ("voc", XML, ("<xmin>6<", "<xmin>nan<"), r"d\.xml, object 1 has 'nan' as xmin, expected a number of pixels"),
     ("voc", XML, ("<xmin>6<", "<xmin>30<"), r"d\.xml, object 1 has a box of -4×20 px .*smaller than a pixel"),
     ("yolo boxes", TXT, ("1 ", "0 0.5 0.5 0.2\n1 "), r"line 1 has 4 numbers, expected a class and a box \(5\)"),
-    ("yolo boxes", TXT, ("1 ", "0 0.5 0.5 0.2 nan\n1 "), "line 1 is '0 0.5 0.5 0.2 nan', expected numbers"),
-    ("yolo boxes", TXT, ("1 ", "2 0.5 0.5 0.2 0.2\n1 "), "line 1 has the class 2, expected one of 2 from 0 to 1"),
     ("yolo boxes", TXT, ("1 ", "0 30 20 8 8\n1 "), "line 1 has the box .* outside its image"),
     ("yolo boxes", TXT, ("1 ", "0 .5 .5 .2 .2\n0 .5 .5 .2 .2\n1 "), "line 2 repeats line 1: remove it"),
     ("masks", PNG, b"broken", r"1\.png is not a readable mask"),
-    ("masks", PNG, np.zeros((50, 40), np.uint8), r"1\.png has a box of 0×0 px"),
     ("masks", PNG, np.ones((40, 50), np.uint8), r"1\.png has (a mask of the size|the box .* outside its image)"),
 ]
 
@@ -170,33 +171,6 @@ def test_what_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, written, file
     left = read(tmp_path / "data", **{limit: 1}).annotations("val")
     expected = {"voc": [2] if limit == "max_corrupt" else [0, 2], "masks": [1, 1]}.get(written)
     assert left.num_objects == (expected or ([2, 2] if "repeats" in says else [1, 2]))
-
-
-def test_images_and_annotations_of_voc_without_partner_are_named(tmp_path):
-    root = write_voc(tmp_path / "data")
-    (root / "JPEGImages/d.jpg").unlink()
-    with pytest.raises(ValueError, match=r"Annotations/d\.xml has no image d in JPEGImages: add it"):
-        voc(root)
-    (root / "Annotations/e.xml").unlink()
-    with pytest.raises(
-        ValueError, match=r"Annotations/e\.xml does not exist: add it, or remove its line from the list"
-    ):
-        voc(root)
-    with pytest.raises(ValueError, match=r"nowhere/Annotations does not exist: set `root`"):
-        voc(root / "nowhere")
-
-
-@pytest.mark.parametrize("text", ["<bndbox>", "<name>", "gbk"])
-def test_a_fault_of_all_files_of_voc_is_said_first(tmp_path, text):
-    root = write_voc(tmp_path / "data")
-    for path in (root / "Annotations").iterdir():
-        content = path.read_text()
-        head = "<?xml version='1.0' encoding='gbk'?>"
-        path.write_text(
-            head + content if text == "gbk" else content.replace(text, "<x>").replace("</" + text[1:], "</x>")
-        )
-    with pytest.raises(ValueError, match=r"[a-e]\.xml(, object 1 has (no name|'' as xmin)| is not a readable XML)"):
-        voc(root)
 
 
 def test_an_unknown_class_of_voc_is_named(tmp_path):
@@ -277,17 +251,7 @@ def test_classes_of_yolo_are_named_by_a_list_a_mapping_a_file_or_the_recipe(tmp_
     assert yolo(root, needs_masks=False).class_names == ["cat", "dog", "8"]
     reordered = yolo(root, needs_masks=False, class_names=["dog", "cat"])
     assert reordered.contents("val").items[0][1]["labels"].tolist() == [0]
-    for content, says in (
-        ("names: {cat: 0}", "has the names .*, expected a list, or numbers with a name each"),
-        ("names: [cat, cat]", "names two classes alike"),
-        ("names: [", "is not valid YAML"),
-    ):
-        names.write_text(content)
-        with pytest.raises(ValueError, match=says):
-            yolo(root, needs_masks=False)
     names.unlink()
-    with pytest.raises(ValueError, match=r"names no classes: set `class_names`, or add a \.yaml file"):
-        yolo(root, needs_masks=False)
     (root / "classes.txt").write_text("kitten\npuppy\n")
     assert yolo(root, needs_masks=False).class_names == ["kitten", "puppy"]
     assert yolo(root, needs_masks=False, class_names=["a", "b"]).class_names == ["a", "b"]
@@ -342,22 +306,6 @@ def test_a_mask_of_one_object_is_opaque_or_bright(tmp_path, kind):
     write_array(tmp_path / "a/masks" / ("a.jpg" if kind == "lossy" else "a.png"), image)
     (entry,) = masks(tmp_path, held_out=1).annotations("val").of_image(0)
     assert (entry["box"], entry["area"]) == ([*map(float, box)], 500)
-
-
-def test_folders_without_masks_or_with_two_images_are_named(tmp_path):
-    root = write_masks(tmp_path / "data")
-    write_image(root / "val/e/images/second.png", (50, 40))
-    with pytest.raises(ValueError, match=r"val/e/images has 2 images, expected one"):
-        masks(root)
-    assert len(masks(root, max_corrupt=1).val_set()) == 1
-    with pytest.raises(
-        ValueError, match=r"has no masks: expected NAME/images and NAME/masks, or PNGImages and PedMasks"
-    ):
-        masks(root / "val" / "e" / "images")
-    maps = write_id_maps(tmp_path / "maps")
-    (maps / "val/PedMasks/d_mask.png").unlink()
-    with pytest.raises(ValueError, match=r"PNGImages/d\.png has no map \S+PedMasks/d_mask\.png: add or remove one"):
-        masks(maps)
 
 
 def test_masks_have_one_class_which_may_be_named(tmp_path):

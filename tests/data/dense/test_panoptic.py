@@ -49,8 +49,6 @@ def test_images_may_be_elsewhere(tmp_path):
         "images": str(tmp_path / "images"),
     }
     assert len(source(root, images=str(tmp_path / "images")).val_set()) == 2
-    with pytest.raises(ValueError, match="has no val images: expected one of the folders"):
-        source(root).val_set()
 
 
 @pytest.mark.parametrize(
@@ -72,31 +70,11 @@ def test_a_map_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, values,
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
-        (lambda content: content["annotations"].pop(), "image 1 has no annotation: add one, or remove the image"),
-        (
-            lambda content: content["annotations"][0]["segments_info"][0].update(category_id=4),
-            "image 0 has the unknown category 4",
-        ),
-    ],
-)
-def test_an_image_without_usable_annotation_is_left_out_up_to_the_limit(tmp_path, alter, says):
-    root = write_panoptic(tmp_path)
-    change(root, alter)
-    with pytest.raises(ValueError, match=says):
-        source(root).val_set()
-    assert len(source(root, max_corrupt=1).val_set()) == 1
-
-
-@pytest.mark.parametrize(
-    ("alter", "says"),
-    [
         (
             lambda content: content.pop("categories"),
             "has no list 'categories': expected COCO's format",
         ),
-        (lambda content: content["images"][0].update(file_name="../x"), r"entry 0 of images has '\.\./x' as file_name"),
         (lambda content: content["annotations"][1].pop("image_id"), "entry 1 of annotations has null as image_id"),
-        (lambda content: content["annotations"][1].update(segments_info=3), "has 3 as segments_info"),
         (lambda content: content["categories"][0].update(name="cat"), "has 2 categories with 2 ids and 1 names"),
     ],
 )

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linvit.data.dense.masks import box_around, to_mask, to_runs
+from linvit.data.dense.annotations import box_around, to_mask, to_runs
 from linvit.data.dense.scenes import (
     HELD_OUT,
     Scene,
     coco_annotations,
-    draw_scene,
     label_map,
     make_scenes,
     source_digits,
@@ -131,14 +130,6 @@ def test_only_pixels_where_two_digits_touch_are_unlabelled():
     assert (labels[2:7, 1:3] == 2).all()
     assert (labels[2:7, 5:8] == 11).all()
     assert (labels == 0).sum() == 10
-
-
-def test_digits_stay_visible():
-    sources = source_digits("val")
-    drawn = [draw_scene(sources, 96, np.random.default_rng(seed)) for seed in range(40)]
-    shown = [entry for one in drawn for entry in coco_annotations(one, 1, 1)]
-    assert 3 <= min(len(one.digits) for one in drawn) <= max(len(one.digits) for one in drawn) <= 7
-    assert sum(entry["iscrowd"] for entry in shown) < 0.05 * len(shown)
 
 
 def test_the_table_of_labels_names_the_digits_that_detection_knows(scenes):

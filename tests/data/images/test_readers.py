@@ -88,10 +88,7 @@ def test_hidden_files_and_folders_are_not_read(root, tmp_path):
     assert torch.equal(read(with_hidden.val_dataloader())[1], read(without.val_dataloader())[1])
 
 
-@pytest.mark.parametrize(
-    ("link", "target"),
-    [("train/self", "."), (f"train/{CLASSES[0]}/up", "../.."), (f"val/{CLASSES[1]}/x", "../../train")],
-)
+@pytest.mark.parametrize(("link", "target"), [("train/self", "."), (f"val/{CLASSES[1]}/x", "../../train")])
 def test_links_that_lead_round_in_circles_are_named(root, tmp_path, link, target):
     copy = shutil.copytree(root, tmp_path / "copy")
     (copy / link).symlink_to(target)
@@ -118,13 +115,6 @@ def test_indexed_readers_resume_in_the_middle_of_an_epoch(tars):
 def test_one_tar_file_is_not_both_parts(tars):
     with pytest.raises(ValueError, match=r"has the training images: set `val_root`"):
         TimmImages(str(tars / "train.tar"), **OPTIONS).val_dataloader()
-
-
-def test_a_folder_is_not_read_as_its_own_part(root, tmp_path):
-    fill(tmp_path / "train" / "ant", 1)
-    with pytest.raises(ValueError, match="has no val/ in it"):
-        TimmImages(str(tmp_path), **OPTIONS).val_dataloader()
-    assert len(TimmImages(str(tmp_path), val_root=str(root / "val"), class_names=["ant", *CLASSES]).val_set()) == 7
 
 
 def test_classes_of_the_validation_images_follow_the_training(root, tmp_path):
@@ -182,16 +172,3 @@ def test_a_hugging_face_data_set(root, tmp_path):
         read(data.val_dataloader()), read(ImageFolder(str(root), **OPTIONS).val_dataloader()), strict=True
     ):
         assert torch.equal(one, two)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"root": "/nowhere"}, r"/nowhere does not exist: set `root`"),
-        ({"root": "x", "reader": "torch/cifar10"}, r"`reader` is 'torch/cifar10', expected '' for a folder"),
-        ({"root": "/nowhere", "reader": "wds/x"}, "timm's reader wds/x cannot open the split 'train' of /nowhere"),
-    ],
-)
-def test_what_cannot_be_read_is_one_sentence(arguments, sentence):
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        TimmImages(**arguments, **OPTIONS)

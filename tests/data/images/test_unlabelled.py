@@ -50,13 +50,3 @@ def test_batches(folder):
     assert source.class_names == []
     assert source.num_classes == 0
     assert sum(len(batch[0]) for batch in source.val_dataloader()) == 3
-
-
-def test_what_is_no_folder_of_images_is_one_sentence(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"notes\.txt is a file: set `root`"):
-        UnlabelledImages(str(folder / "notes.txt"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has no image files in it \(.jpg, .jpeg, .png …\)"):
-        UnlabelledImages(str(tmp_path / "empty"), **OPTIONS).files("train")
-    with pytest.raises(ValueError, match="has 10 images, but none of them is held out: set `held_out`"):
-        UnlabelledImages(str(folder), held_out=0.0, **OPTIONS).files("val")

@@ -51,11 +51,6 @@ def test_whole_speakers_are_held_out_of_training_to_tune_on(an4):
     assert speakers["train"] | speakers["val"] == set(TRAIN)
 
 
-def test_one_speaker_cannot_be_held_out(tmp_path):
-    with pytest.raises(ValueError, match="has one training speaker, none can be held out: set `held_out` to 0"):
-        source(write_an4(tmp_path / "an4", {"fash": ["LOW"]}, TEST), held_out=0.1).utterances("val")
-
-
 def test_fillers_and_numbers_of_pronunciations_are_no_words(copied):
     rewrite(copied, "\n<s> ++NOISE++ THE(2) CAT'S <sil> HAT </s> (an0-fcaw-b)\n")
     assert [one.text for one in source(copied).utterances("val")] == ["THE CAT'S HAT"]
@@ -66,9 +61,6 @@ def test_fillers_and_numbers_of_pronunciations_are_no_words(copied):
     [
         ("GO", r"an4_test.transcription has the line 'GO', expected a text and a name in parentheses"),
         ("GO (an0-fcaw-b)\nNO (an0-fcaw-b)", "has two lines for the utterance 'an0-fcaw-b'"),
-        ("GO (an7-fcaw-b)", "names the utterance 'an7-fcaw-b', but .* has no an7-fcaw-b.flac or .wav or .sph"),
-        ("GO (../../an0-fcaw-b)", "names the utterance"),
-        ("\n", "has no transcripts"),
     ],
 )
 def test_wrong_transcripts_end_in_a_sentence(copied, text, message):
@@ -87,9 +79,7 @@ def test_a_name_is_found_in_either_form_of_unicode(copied):
         source(copied).utterances("val")
 
 
-def test_what_is_missing_or_found_twice_is_named(copied, tmp_path):
-    with pytest.raises(ValueError, match="does not exist: set `root`"):
-        source(tmp_path / "nowhere").utterances("train")
+def test_what_is_found_twice_is_named(copied):
     folder = copied / "wav" / "an4test_clstk" / "fcaw"
     shutil.copy(folder / "an0-fcaw-b.sph", folder / "an0-fcaw-b.wav")  # the same sound in another format
     assert source(copied).utterances("val")[0].path.suffix == ".sph"

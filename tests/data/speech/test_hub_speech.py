@@ -39,19 +39,6 @@ def test_its_utterances_are_those_of_the_same_files(files, speech):
     assert len(features) == len(targets["texts"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"text": "said"}, "has no column 'said': set `text` to one of audio, text"),
-        ({"sound": "wave"}, "has no column 'wave': set `sound` to one of audio, text"),
-        ({"train": ["nowhere"]}, "cannot be read"),
-    ],
-)
-def test_what_is_wrong_is_named(files, settings, message):
-    with pytest.raises(ValueError, match=message):
-        hub(files, **settings).train_set()
-
-
 def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
     sound = {"bytes": LibriSpeech(str(speech)).utterances("val")[0].path.read_bytes(), "path": "a.wav"}
     for text, kept in ((None, sound), ("LOW", None)):

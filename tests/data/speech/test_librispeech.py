@@ -96,18 +96,6 @@ def test_what_no_token_stands_for_is_left_out():
     assert len(Speller(characters)("DOT")) == 2
 
 
-@pytest.mark.parametrize(
-    ("texts", "units", "number", "message"),
-    [
-        (TEXTS, "subwords", 5, "`num_tokens` is 5, but the texts have 8 characters"),
-        ([""], "words", 9, "have no words"),
-    ],
-)
-def test_wrong_tokens_end_in_a_sentence(texts, units, number, message):
-    with pytest.raises(ValueError, match=message):
-        tokens_of(texts, units, number)
-
-
 def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
     monkeypatch.setattr("linvit.data.speech.librispeech.MEASURED", 2)
     few = source(speech).preprocessing
@@ -143,7 +131,7 @@ def test_two_sound_files_of_one_name_and_hidden_transcripts(speech, tmp_path):
     assert find_utterances(tmp_path) == expected
     sound = next(folder.glob("7-3-0000.*"))
     twin = shutil.copy(sound, sound.with_suffix(".wav" if sound.suffix == ".flac" else ".flac"))
-    with pytest.raises(ValueError, match=rf"has the name of {min(sound.name, Path(twin).name)}: remove one of them"):
+    with pytest.raises(ValueError, match=rf"has the name of .*{max(sound.name, Path(twin).name)}: remove one of them"):
         find_utterances(tmp_path)
 
 

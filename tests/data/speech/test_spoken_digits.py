@@ -41,24 +41,6 @@ def test_without_the_program_it_says_how_to_install_it(tmp_path, monkeypatch, ca
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--train", "0"], "--train is 0 and"),
-        (["--seed", "-1"], "--seed is -1"),
-        ([], "is not an empty folder"),
-    ],
-)
-def test_wrong_numbers_and_folders_end_in_a_sentence(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/true")
-    folder = tmp_path / "a"
-    if not arguments:
-        folder.mkdir()
-        (folder / "mine.txt").write_text("mine")
-    assert main(["data", "make-speech", str(folder), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("says", ["echo no such voice >&2; exit 1", "exit 0"])
 def test_a_program_that_does_not_speak_is_named(says, tmp_path, monkeypatch, capsys):
     mute = tmp_path / "mute"

@@ -112,11 +112,8 @@ def test_a_stream_that_is_stopped_in_its_second_pass_and_stopped_again_goes_on_f
     ("arguments", "message"),
     [
         ({"path": None}, "`path` is missing: set it"),
-        ({"tokenizer": None}, "`tokenizer` is missing: set it"),
-        ({"streaming": True, "num_workers": 2}, "`num_workers` is 2"),
         ({"streaming": True, "epoch_rows": 1}, "so each process gets 1 rows per epoch, fewer than one batch of 2"),
         ({"column": "body"}, "has no column 'body': set `column` to one of text"),
-        ({"train_split": "nowhere"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_refused(asked, arguments, message):

@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from linvit.data.text import Copy, Recall
@@ -34,8 +33,3 @@ def test_sequences_are_drawn_from_seed_and_part():
     assert torch.equal(first(0, "train"), first(0, "train"))
     assert not torch.equal(first(0, "train"), first(1, "train"))
     assert not torch.equal(first(0, "train"), first(0, "val"))
-
-
-def test_more_pairs_than_keys_are_refused():
-    with pytest.raises(ValueError, match="`pairs` is 9, but there are 8 `keys`"):
-        Recall(pairs=9, keys=8)

@@ -1,12 +1,11 @@
 import json
 import re
 
-import numpy as np
 import pytest
 import torch
 
 from linvit.data.text.source import pack
-from linvit.data.text.tokens import IGNORED, Bytes, HuggingFaceTokenizer, Rows, join, open_tokenizer
+from linvit.data.text.tokens import IGNORED, Bytes, Rows, join, open_tokenizer
 
 TEXTS = ["naïve  Rauch, 煙 and\n\ttabs".encode(), b"", b"one two one"]
 
@@ -136,15 +135,6 @@ def test_a_tokenizer_is_told_apart_by_what_it_does(trained, tmp_path):
     assert len({other.fingerprint(), open_tokenizer(str(trained)).fingerprint(), Bytes().fingerprint()}) == 3
 
 
-def test_what_is_no_tokenizer_is_refused_in_a_sentence(trained, tmp_path):
-    with pytest.raises(ValueError, match=r"`separator` is '</s>', but the tokenizer 'bytes' has its own token"):
-        open_tokenizer("bytes", "</s>")
-    with pytest.raises(ValueError, match=r"no token <pad>: set `separator` to its token between documents"):
-        HuggingFaceTokenizer(str(trained), "<pad>")
-    with pytest.raises(ValueError, match=r"nowhere.json cannot be read \(there is no such file\)"):
-        HuggingFaceTokenizer(str(tmp_path / "nowhere.json"))
-
-
 def test_every_next_token_is_a_target_once_and_documents_stay_apart():
     stream = join(TEXTS, Bytes())
     rows = Rows(stream, 8, 256, keeps_apart=True)
@@ -161,8 +151,3 @@ def test_every_next_token_is_a_target_once_and_documents_stay_apart():
         assert (about["targets"] != IGNORED).sum() == 8 or about["documents"][-1] == 8
     together = Rows(stream, 8, 256, keeps_apart=False)
     assert not any(together[index][1]["documents"].any() for index in range(len(together)))
-
-
-def test_tokens_are_as_narrow_as_they_can_be():
-    assert join(TEXTS, Bytes()).tokens.dtype == np.uint16
-    assert join(TEXTS, Bytes(), measures=False).widths is None

@@ -11,7 +11,8 @@ from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, p
 from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
-from linvit.data.images.digits import MEAN, STD
+from linvit.data.images.small import DIGITS_MEAN as MEAN
+from linvit.data.images.small import DIGITS_STD as STD
 from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
 from linvit.studies import compare

@@ -1,11 +1,15 @@
-"""Latents: images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
+"""Images to train generators on: pixels of digits and of CIFAR, and latents.
+
+Latents are images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
 
 root/latents.json has classes, autoencoder, scale and sizes. root/train/*.safetensors and root/val/*.safetensors have
 `moments`, float16 (images, 2, 2·channels, height, width): mean and logarithm of the standard deviation for each image
 and its mirror image, and `labels`, int64 (images,). Training samples a new latent each time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +21,18 @@ from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
+from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.disk import check_regular, read_json
-from linvit.data.generation.pixels import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
+from linvit.data.images.small import SIDE, Cifar, Digits
 from linvit.data.order import Batches
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.errors import SettingError
 from linvit.files import check_writable, reason_of, replacing, user_path, write_json
-from linvit.ranges import Count, Range, Seed, check
+from linvit.ranges import Count, Range, Seed, Share, check
 
 ABOUT = "latents.json"
 SPLITS = ("train", "val")
@@ -40,6 +45,85 @@ STORED: dict[str, Any] = {
     "class_names": list[str],
     "vae": str,
 }
+
+
+@dataclass(frozen=True)
+class GenerationPreprocessing:
+    """The size (height, width) of generated images or latents, and how a network's output becomes an image.
+
+    mean, std: per channel; output × std + mean are pixels in 0..1, or the input of an autoencoder's decoder. decoder:
+    the autoencoder of latents, a folder or a name on the Hugging Face hub; None for pixels.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    decoder: str | None = None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def transform(self) -> Callable[[Any], Tensor]:
+        """The transform from a PIL image to a float32 tensor (channels, height, width), for pixels of this size."""
+        transform: Callable[[Any], Tensor] = Compose([ToTensor(), Normalize(self.mean, self.std)])
+        return transform
+
+    def values(self, images: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) × std + mean; pixels are clamped to 0..1."""
+        mean, std = (
+            torch.tensor(v, dtype=images.dtype, device=images.device)[:, None, None] for v in (self.mean, self.std)
+        )
+        values = images * std + mean
+        return values if self.decoder else values.clamp(0, 1)
+
+
+class DigitImages(Digits):
+    """Real digits, 8×8 grey pixels in −1 … 1, to train generators on.
+
+    Args:
+        size: Side in pixels; sizes other than 8 are interpolated bilinearly.
+        options: See Digits.
+    """
+
+    fixed = ("channels", "max_shift")
+    task = "diffusion"
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+
+    def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
+        super().__init__(32, 1, batch_size, 0, **options)
+        self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))
+
+
+class CifarImages(Cifar):
+    """The images of CIFAR-10 or CIFAR-100, RGB pixels in −1 … 1; half of the training images are mirrored.
+
+    Args:
+        root, class_names, held_out, split: See Cifar.
+        batch_size: Images per batch.
+        seed: Seed of order and mirroring of the training images.
+        num_workers: Processes that read images.
+    """
+
+    task = "diffusion"
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        root: str,
+        class_names: list[str] | None = None,
+        held_out: Share = 0.0,
+        split: Seed = 0,
+        batch_size: Count = 128,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
+    ) -> None:
+        super().__init__(root, class_names, held_out, split, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        self.preprocessing = GenerationPreprocessing((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
+
+    def train_transform(self) -> Callable[[Any], Tensor]:
+        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
+        return transform
 
 
 class Latents(Source):
@@ -110,22 +194,17 @@ class LatentFile(Dataset[Any]):
     ) -> None:
         self.file, self.scale, self.shift, self.samples = file, scale, shift, samples
         self.opened: Any = None
-        opened = _open(file)
-        try:
-            self.labels, whole = opened.get_tensor("labels"), opened.get_slice("moments").get_shape()
-        except SafetensorError as error:
-            raise _damaged(file) from error
-        labels = self.labels
-        if (
-            labels.dtype != torch.int64
-            or list(whole) != [*labels.shape, *shape]
-            or ((labels < 0) | (labels >= num_classes)).any()
-        ):
-            raise _damaged(file)
+        with _reading(file):
+            opened: Any = safe_open(file, "pt")
+            self.labels = labels = opened.get_tensor("labels")
+            fits = opened.get_slice("moments").get_shape() == [*labels.shape, *shape]
+            if labels.dtype != torch.int64 or not fits or ((labels < 0) | (labels >= num_classes)).any():
+                raise SafetensorError("these are no latents of these images")
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.opened is None:
-            self.opened = _open(self.file)
+            with _reading(self.file):
+                self.opened = safe_open(self.file, "pt")
         mirrored = int(torch.randint(2, ())) if self.samples else 0
         mean, log_std = self.opened.get_slice("moments")[index, mirrored].float().chunk(2)
         latent = mean + log_std.exp() * torch.randn_like(mean) if self.samples else mean
@@ -138,16 +217,15 @@ class LatentFile(Dataset[Any]):
         return self.__dict__ | {"opened": None}  # each worker opens its own
 
 
-def _open(path: Path) -> Any:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises ValueError for a file that is not regular, or is damaged in what is read of it meanwhile."""
     try:
         check_regular(path)
-        return safe_open(path, "pt")
+        yield
     except (SafetensorError, OSError) as error:
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged: delete it and make the latents again, the other files are kept.")
+        sentence = f"{path} is damaged: delete it and make the latents again, the other files are kept."
+        raise ValueError(sentence) from error
 
 
 def make_latents(
@@ -178,8 +256,11 @@ def make_latents(
                 moments, labels = _encoded(autoencoder, device, Batches(Subset(files, range(start, stop)), batch))
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
-            file, expected = _open(path), [label for _, label in files.files[start:stop]]
-            if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != expected:
+            with _reading(path):
+                file: Any = safe_open(path, "pt")
+                labels = file.get_tensor("labels").tolist()
+            same = labels == [label for _, label in files.files[start:stop]]
+            if (file.metadata() or made_of) != made_of or not same:
                 raise ValueError(
                     f"{path} has latents from other images, another autoencoder or another size: choose a new folder,"
                     " or delete this one."

@@ -1,25 +1,110 @@
-"""CIFAR-10 and CIFAR-100 in their official binary form."""
+"""Small images in memory: the 1,797 handwritten digits that come with scikit-learn, and CIFAR in its binary form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
 
 from linvit.data.disk import check_regular, read_text
 from linvit.data.images.augmented import AugmentedSource, per_channel
-from linvit.data.images.image import Channels, Deviation, Side, converted
-from linvit.data.source import held_out_of
-from linvit.errors import SettingError
+from linvit.data.images.image import Channels, Deviation, Preprocessing, Side, converted
+from linvit.data.source import Source, Workers, check_split, of_split
+from linvit.errors import SettingError, refuse
 from linvit.files import reason_of, user_path
-from linvit.ranges import Seed, Share
+from linvit.ranges import Amount, Count, Range, Seed, Share
 
+DIGITS_MEAN, DIGITS_STD = 0.305, 0.376  # of the 8×8 originals in 0..1
 SIDE = 32  # pixels; an image is stored as its red, green and blue values, row by row
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
+
+
+class Digits(Source):
+    """8×8 digits, upscaled bilinearly; a share is held out, stratified by class.
+
+    Args:
+        size: Side in pixels, 32 or more.
+        channels: 1, or 3 for three equal channels.
+        batch_size: Images per batch.
+        max_shift: Largest random shift of training images, in pixels.
+        held_out: Share of the images that is never trained on.
+        split: Seed that chooses those images, independent of the run's seed.
+        seed: Seed of order and shifts of the training images.
+        num_workers: Processes that read images.
+    """
+
+    preprocessing: Preprocessing
+
+    def __init__(
+        self,
+        size: Side = 32,
+        channels: Channels = 3,
+        batch_size: Count = 64,
+        max_shift: Amount = 0,
+        held_out: Annotated[float, Range(0.01, 0.99)] = 0.2,
+        split: Seed = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers)
+        if max_shift >= size:
+            raise SettingError(f"`max_shift` is {max_shift} px, but `size` is {size} px: set it lower than that.")
+        self.class_names = [str(digit) for digit in range(10)]
+        self.preprocessing = Preprocessing(
+            (size, size), (DIGITS_MEAN,) * channels, (DIGITS_STD,) * channels, "bilinear", 1.0
+        )
+        self.max_shift = max_shift
+        self.held_out = held_out
+        self.split = split
+
+    @cached_property
+    def _tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """Images and targets of both splits, training first."""
+        from sklearn.datasets import load_digits  # a second that other data need not wait for
+        from sklearn.model_selection import train_test_split
+
+        pixels, labels = load_digits(return_X_y=True)
+        indices = torch.arange(len(labels))
+        splits = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
+        images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
+        images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
+        images = (images - self.preprocessing.mean[0]) / self.preprocessing.std[0]
+        images, targets = images.expand(-1, self.channels, -1, -1), torch.from_numpy(labels).long()
+        return [(images[split], targets[split]) for split in splits]
+
+    def train_set(self) -> Dataset[Any]:
+        return Shifted(*self._tensors[0], self.max_shift)
+
+    def val_set(self) -> Dataset[Any]:
+        return Shifted(*self._tensors[1], 0)
+
+
+@dataclass(eq=False)
+class Shifted(Dataset[Any]):
+    """Images and targets in memory; each image is shifted at random by up to max_shift pixels along both axes."""
+
+    images: Tensor
+    targets: Tensor
+    max_shift: int
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        if self.max_shift:
+            height, width = image.shape[-2:]
+            top, left = torch.randint(2 * self.max_shift + 1, (2,)).tolist()
+            room = pad(image, (self.max_shift,) * 4, value=-DIGITS_MEAN / DIGITS_STD)
+            image = room[:, top : top + height, left : left + width]
+        return image, self.targets[index]
+
+    def __len__(self) -> int:
+        return len(self.targets)
 
 
 class Layout(NamedTuple):
@@ -92,14 +177,15 @@ class Cifar(AugmentedSource):
         images = Pixels(np.concatenate(pixels), self._place[np.concatenate(labels)], transform, self.channels)
         if testing:
             return images
-        chosen = np.zeros(len(images), bool)
-        for place in np.unique(images.targets):
-            names = {str(index): index for index in np.flatnonzero(images.targets == place)}
-            chosen[[names[name] for name in held_out_of(list(names), self.held_out, self.split)]] = True
-        kept = chosen if split == "val" else ~chosen
-        if not kept.any():
-            use = "held out" if split == "val" else "to train on"
-            raise SettingError(f"None of the {len(images):,} images of {self.root} is {use}: change `held_out`.")
+        chosen = [
+            int(name)
+            for place in np.unique(images.targets)
+            for name in of_split(
+                list(map(str, np.flatnonzero(images.targets == place))), split, self.held_out, self.split
+            )
+        ]
+        check_split(split, chosen, f"The data folder {self.root} has {len(images):,} images")
+        kept = sorted(chosen)
         return Pixels(images.pixels[kept], images.targets[kept], images.transform, images.channels)
 
     def _read(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -110,16 +196,18 @@ class Cifar(AugmentedSource):
             content = np.fromfile(file, np.uint8)
         except OSError as error:
             raise ValueError(f"{file} cannot be read ({reason_of(error)}): copy it again.") from error
-        if not len(content) or len(content) % record:
-            raise ValueError(f"{file} has {len(content):,} bytes, expected {record:,} for each image: copy it again.")
-        records = content.reshape(-1, record)
-        labels = records[:, self.layout.labels - 1]
-        if labels.max() >= len(self._place):
-            raise ValueError(
-                f"{file} has the label {labels.max()}, but {self.layout.names} names {len(self._place)} classes: copy"
-                " both again."
-            )
-        return records[:, self.layout.labels :].reshape(-1, 3, SIDE, SIDE), labels
+        whole = content[: len(content) // record * record].reshape(-1, record)
+        labels, classes = whole[:, self.layout.labels - 1], len(self._place)
+        refuse(
+            (not len(whole) or len(content) % record)
+            and f"{file} has {len(content):,} bytes, expected {record:,} for each image: copy it again.",
+            labels.max(initial=0) >= classes
+            and (
+                f"{file} has a label of {classes} or more, but {self.layout.names} names {classes} classes: copy both"
+                " again."
+            ),
+        )
+        return whole[:, self.layout.labels :].reshape(-1, 3, SIDE, SIDE), labels
 
 
 @dataclass(eq=False)
