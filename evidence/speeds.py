@@ -8,8 +8,7 @@ from pathlib import Path
 from evidence.rows import EVIDENCE
 from linvit.analysis.figures import svg
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, replace_between_marks
-from linvit.bench.figures import figures
-from linvit.bench.page import CLOCKS, MISSING, to_markdown
+from linvit.bench.page import CLOCKS, MISSING, figures, to_markdown
 from linvit.bench.rows import Report, Row
 from linvit.files import write_text
 

@@ -9,11 +9,12 @@ import timm
 import torch
 from torch import Tensor
 
-from linvit.bench import rows
+from linvit.bench.engine import Progress
 from linvit.bench.exactness import TOLERANCES, check
-from linvit.bench.memory import in_new_process, peak_above
+from linvit.bench.machine import in_new_process, peak_above
+from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import OF_NETWORKS
-from linvit.bench.rows import Progress, Report, Row
+from linvit.bench.rows import Report, Row, growth
 from linvit.environment import memory
 from linvit.ranges import Count, Range
 from linvit.streaming import run_in_strips
@@ -25,7 +26,7 @@ COLUMNS = OF_NETWORKS
 
 
 @dataclass(frozen=True)
-class Options(rows.Options):
+class Options(CommonOptions):
     """Options of Networks, sides of the square images in pixels, GiB for a strip's maps."""
 
     names: Sequence[str] = ("mavit_tiny_linear",)
@@ -63,8 +64,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
                 tolerance = TOLERANCES[torch.float32]
                 streamed.error = check(f"{name} at {side} px", (logits,), (expected,), tolerance)
                 streamed.base, streamed.ratio = f"{name} plain float32", plain.median_ms / streamed.median_ms
-    report.findings["growth"] = rows.growth(report.rows)
-    report.findings["memory_growth"] = rows.growth(report.rows, quantity="peak_mib")
+    report.findings["growth"] = growth(report.rows)
+    report.findings["memory_growth"] = growth(report.rows, quantity="peak_mib")
 
 
 def _measured(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
 from linvit.bench import kinds, page
+from linvit.bench.engine import Progress
 from linvit.bench.exactness import KERNEL, Deviation, WrongResultError, deviations, deviations_in_bfloat16
-from linvit.bench.rows import CORES, Progress
+from linvit.bench.options import CORES
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record
@@ -191,7 +192,7 @@ def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: 
         except WrongResultError as error:
             done.append(Check(f"benchmark {name}", None, str(error)))
         else:
-            kinds.save(report, folder / name)
+            page.save(report, folder / name)
             figures = [f"![{file.stem}]({name}/{file.name})" for file in sorted((folder / name).glob("*.svg"))]
             sections += [f"## {name.capitalize()}", page.to_markdown(report), *figures]
         _record(done, folder, sections)

@@ -1,50 +1,10 @@
 """Measured rows, and the growth and crossovers computed from them."""
 
 import math
-import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, NamedTuple
-
-from linvit.bench.clock import Call, Timing, clock_for, interleave
-from linvit.ranges import Checked, Count, OneOf, Range, Seed
-
-CORES = os.cpu_count() or 1
-Threads = Annotated[int, Range(1, CORES, because="that is how many cores this machine has")]
-Device = Annotated[str, OneOf(("cpu", "cuda"))]
-
-
-class Progress:
-    """Shows nothing; subclasses do."""
-
-    def group(self, name: str, rounds: int) -> None:
-        """A new group of cases is measured, in this many rounds."""
-
-    def say(self, sentence: str) -> None:
-        """The current step, in words."""
-
-    def advance(self) -> None:
-        """A round is finished."""
-
-
-@dataclass(frozen=True)
-class Options(Checked):
-    """Options of every kind of benchmark.
-
-    seconds: time budget for all rounds of one size, None for no limit; at least three rounds are always made.
-    """
-
-    device: Device = "cpu"
-    threads: Threads = 1
-    rounds: Count = 7
-    seconds: Annotated[float, Range(above=0)] | None = None
-    memory: bool = False
-    seed: Seed = 0
-
-    def least_bytes(self) -> int:
-        """A lower bound of the memory of the largest case, in bytes."""
-        return 0
+from typing import Any
 
 
 @dataclass
@@ -101,42 +61,6 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class Timed(NamedTuple):
-    """A row, the call timed for it, the label of the row with ratio 1, and the labels of its rivals by name."""
-
-    row: Row
-    call: Call
-    base: str = ""
-    rivals: Mapping[str, str] = {}
-
-
-def fill(timed: Timed, label: str, timings: Mapping[str, Timing], clock: str) -> None:
-    """Writes the timing of a label into its row, if there is one; all labels are keys of timings."""
-    if label not in timings:
-        return
-    row, timing = timed.row, timings[label]
-    row.clock, row.rounds = clock, len(timing.seconds)
-    row.median_ms, row.spread_ms = timing.median_ms, timing.spread_ms
-    if timed.base in timings:
-        row.base, row.ratio = f"{row.name} plain float32", timing.ratio_to(timings[timed.base])
-    for name, rival in timed.rivals.items():
-        if rival != label and rival in timings:
-            row.against[name] = timing.ratio_to(timings[rival])
-
-
-def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, graphs: bool = True) -> None:
-    """Times calls in turn, by label, into their rows; if interrupted, the complete rounds so far."""
-    progress.say("timing")
-    timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads, graphs)
-    prepared = {label: timed.call for label, timed in calls.items()}
-    try:
-        interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds or math.inf)
-    finally:
-        for label, timed in calls.items():
-            fill(timed, label, timings, clock.name)
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from linvit.analysis.markdown import check_marks, marks
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import check_device, describe, sentence
-from linvit.bench.rows import Device, Threads
-from linvit.environment import commit
+from linvit.bench.options import Device, Threads
 from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.layers.operator import Lesson
@@ -188,7 +187,7 @@ def plan_linearization(
     letters, proposals = _measured(errors, timed, times)
     facts = {"images": len(errors), "height": height, "width": width, "batch": batch, "rounds": rounds}
     facts["dtype"] = str(random.dtype).removeprefix("torch.")
-    about = ABOUT.format(**facts, machine=sentence({**describe(device, threads), "commit": commit()}))
+    about = ABOUT.format(**facts, machine=sentence(describe(device, threads)))
     within = [] if budget is None else [x for x in proposals if x.ms <= budget]
     plan = LinearizationPlan(letters, proposals, min(within, key=lambda x: x.error, default=None), about)
     if folder is not None:

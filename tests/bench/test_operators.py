@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from linvit.bench import operators, rows
+from linvit.bench import engine, operators
+from linvit.bench.engine import Progress
 from linvit.bench.exactness import WrongResultError
-from linvit.bench.operators import Case, Options, build_call, grid, measure, operands
-from linvit.bench.rows import Progress, Report
+from linvit.bench.operators import Case, build_call, grid, measure, operands
+from linvit.bench.options import OperatorOptions
+from linvit.bench.rows import Report
 from linvit.layers.mechanisms import LINEAR_AXES
 
 
 def measured(**options):
     report = Report("op")
-    measure(Options(**{"tokens": (12,), "rounds": 1, "heads": 2, "width": 8, **options}), report, Progress())
+    measure(OperatorOptions(**{"tokens": (12,), "rounds": 1, "heads": 2, "width": 8, **options}), report, Progress())
     return report
 
 
@@ -47,7 +49,7 @@ def test_layouts_differ_in_strides_alone():
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     wrong = {**operators.REFERENCES, "mala": lambda query, key, value, tables=None: 1.001 * value}
     monkeypatch.setattr(operators, "REFERENCES", wrong)
-    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(engine, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"mala plain float32 at 12 tokens .* relative error is"):
         measured()
 

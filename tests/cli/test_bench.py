@@ -5,7 +5,7 @@ import json
 import pytest
 
 from linvit import allocator
-from linvit.bench import inference, operators, rows
+from linvit.bench import engine, inference, operators
 from linvit_cli import bench, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
@@ -40,7 +40,7 @@ def test_a_wrong_variant_shows_no_speed_and_fails(monkeypatch, capsys):
 
 
 def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
-    whole = rows.interleave
+    whole = engine.interleave
     turns = iter([whole, None])
 
     def interrupted(*arguments):
@@ -49,7 +49,7 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
             raise KeyboardInterrupt
         turn(*arguments)
 
-    monkeypatch.setattr(rows, "interleave", interrupted)
+    monkeypatch.setattr(engine, "interleave", interrupted)
     assert main([*OP, "--json"]) == 130
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["tokens"] for row in measured if row["median_ms"]] == [6, 6, 6]

@@ -90,7 +90,7 @@ def size_in_words(size):
 def test_the_defaults_of_bench_are_those_of_the_code(kind):
     dests = {action.dest for action in LEAVES["bench", kind]._actions}
     checked = 0
-    for field in fields(KINDS[kind].Options):
+    for field in fields(KINDS[kind].options):
         value = field.default
         if field.name not in dests or isinstance(value, bool) or field.name in ("seconds", "peers"):
             continue
