@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.arguments import check_matrix
-from linvit.analysis.measured import Measured, Values, gather
+from linvit.analysis.measured import Measured, Values, check_matrix, gather
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Inputs, Probe
 
 STATE = "state"

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.arguments import check_matrix
-from linvit.analysis.measured import Layer, Measured, Values, gather
+from linvit.analysis.measured import Layer, Measured, Values, check_matrix, gather
 from linvit.analysis.probe import Inputs, Operands, Probe, mapped, one_by_one, visit
 from linvit.layers.operator import rotated
 from linvit.ops.normalizer import resolve_normalizer

@@ -125,8 +125,8 @@ MECHANISM_OF = {"ravlt": "rala", "mavit": "mala", "care": "linear"}
 OF_PEERS = ("#7F3C8D", "#555555", "#B8860B", "#8C564B", "#3A9BD9", "#6B7300", "#CC79A7", "#A50F15", "#1F2E8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
-DISTANCES = (7, 14, 22, 32, 44, 58, 74)  # points, from a name to its point
-NEAR, MARKER = 14, 5  # points: names up to here have no line to their point; half of a marker's side
+DISTANCES = (7, 14, 22, 32, 44, 58, 74)  # points, from a name to its point; all but the first have a line between
+MARKER = 5  # points: half of its side
 
 Name = tuple[str, str, Sequence[tuple[float, float]]]
 """A network's words, its colour and its points, all at one height, in the units of the axes."""
@@ -247,7 +247,7 @@ def add_names(figure: Figure, axes: Axes, names: Sequence[Name]) -> list[Annotat
             if covered < least:
                 least, nearest = covered, (distance, number, box)
         distance, number, box = nearest
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkB": 4} if distance > NEAR else None
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkB": 4} if distance > DISTANCES[0] else None
         shift = (box.min - pixels[number]) / unit
         text = axes.annotate(literal(words), points[number], tuple(shift), arrowprops=line, **style)
         text.set_in_layout(False)  # it takes no space from the axes

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from linvit.analysis.dense_cost import count_dense_cost
+from linvit.analysis.cost import count_dense_cost
 from linvit.analysis.dense_images import side_by_side
 from linvit.analysis.report import paragraph, pixel_image
 from linvit.data.dense.source import DensePreprocessing

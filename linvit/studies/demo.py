@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from linvit.analysis.curves import training_curve
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
+from linvit.analysis.run_figures import training_curve
 from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
 from linvit.files import user_path
