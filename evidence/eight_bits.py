@@ -26,8 +26,8 @@ from linvit.runs import load_run
 from linvit.runs.exporting import MOST_TO_CALIBRATE, calibration_images, of_run
 from linvit.runs.report import answers_of
 from linvit.runs.run import Run
-from linvit.studies.plan import Say, silent
-from linvit.studies.statistics import Estimate, paired
+from linvit.studies.comparison import Say, silent
+from linvit.studies.table import Estimate, paired
 
 FLOAT, OURS, EVERY_STEP, TOOL = "float32", "ours", "every step", "onnxruntime.quantization"
 WAYS = (FLOAT, OURS, EVERY_STEP, TOOL)

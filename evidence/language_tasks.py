@@ -9,8 +9,8 @@ from linvit.analysis.markdown import check_marks, markdown_rows, marks, replace_
 from linvit.analysis.report import short_commit
 from linvit.runs import load_run
 from linvit.runs.recipe import read_recipe
-from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Say, silent
+from linvit.studies.comparison import Say, silent
+from linvit.studies.pool import Ledger
 
 COLUMNS = {
     "LAMBADA, %": ("lambada_openai", "acc,none"),

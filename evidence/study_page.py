@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evidence import inside
-from evidence.claims import ACCURACY, ALPHA, MARGIN, RELEVANT, Verdict
+from evidence.claims import ACCURACY, ALPHA, FAILS, HOLDS, MARGIN, RELEVANT, UNCLEAR, Verdict, found_with, power_within
 from evidence.inside import Shown
-from evidence.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.analysis.figures import SMALL, WIDTH, colour_of, literal, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page

@@ -11,17 +11,27 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from evidence import inside, speeds
-from evidence.claims import ACCURACY, ALPHA, CLAIMS, CONTROL, MARGIN, Claim, Numbers, Verdict, verdicts
+from evidence.claims import (
+    ACCURACY,
+    ALPHA,
+    CLAIMS,
+    CONTROL,
+    MARGIN,
+    UNCLEAR,
+    Claim,
+    Numbers,
+    Verdict,
+    p_above,
+    verdicts,
+)
 from evidence.rows import EVIDENCE, Claims, Comparison
-from evidence.statistics import UNCLEAR, p_above
 from evidence.study_page import CLAIM_COLUMNS, claim_lines
 from evidence.table import AN4, BOOKS, CIFAR10, DENSE, LINEARIZE, PAPERS
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.files import write_text
 from linvit.runs.tasks import RUNS
-from linvit.studies.plan import compared
-from linvit.studies.statistics import Estimate, estimate, holm
-from linvit.studies.table import Row
+from linvit.studies.comparison import compared
+from linvit.studies.table import Estimate, Row, estimate, holm
 from linvit.tasks.measures import Measure
 from linvit.tasks.students import ERRORS
 

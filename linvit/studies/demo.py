@@ -15,8 +15,7 @@ from linvit.runs import Run, load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.runs.tasks import ClassificationRun
 from linvit.studies import inside
-from linvit.studies.comparison import compare
-from linvit.studies.plan import Say, silent
+from linvit.studies.comparison import Say, compare, silent
 from linvit.studies.table import Comparison
 
 ABOUT = """All networks were trained for {epochs} epochs with the same seed on the 1,797 handwritten digits that come

@@ -18,8 +18,7 @@ from linvit.analysis.probe import probe
 from linvit.analysis.rank import measure_ranks
 from linvit.analysis.run_figures import training_curve
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.studies.statistics import estimate
-from linvit.studies.table import Row, over_figure
+from linvit.studies.table import Row, estimate, over_figure
 from linvit.tasks import Classification
 
 FORMULA = r"$\frac{1}{$ & <b>"
