@@ -24,27 +24,30 @@ from linvit_cli.overrides import recipe_overrides
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
-generated = pytest.importorskip("generated")
-public = pytest.importorskip("public")
+reference = pytest.importorskip("reference")
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return generated.pages()
+    return reference.generated_pages()
 
 
 def test_every_public_name_is_documented_and_in_the_reference(pages):
-    assert public.undocumented() == []
+    assert reference.undocumented() == []
     text = "\n".join(page for name, page in pages.items() if name.startswith("reference/python/"))
     written = {name.removesuffix(".__init__") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    for name in (*public.offered("linvit"), *public.offered("linvit.ops"), *public.mentioned(public.pages())):
-        assert name in written or public.home_of(name) in {public.home_of(other) for other in written}, name
+    for name in (
+        *reference.offered("linvit"),
+        *reference.offered("linvit.ops"),
+        *reference.mentioned(reference.written_pages()),
+    ):
+        assert name in written or reference.home_of(name) in {reference.home_of(other) for other in written}, name
 
 
 def test_a_public_name_without_docstring_ends_the_build(monkeypatch):
     monkeypatch.setattr("linvit.ops.merge.__doc__", None)
     with pytest.raises(ValueError, match=r"no docstring: linvit\.ops\.merge"):
-        generated.python_pages.pages()
+        reference.python_pages()
 
 
 def leaves(parser):

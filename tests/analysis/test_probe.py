@@ -170,9 +170,7 @@ def test_layers_are_chosen_by_name():
     network = timm.create_model("ravlt_nano")
     shown = probe(network, torch.randn(1, 3, 32, 32), ["stages.1.blocks.0.attn"])
     assert [p.name for p in shown] == ["stages.1.blocks.0.attn"]
-    with pytest.raises(
-        ValueError, match=r"`layers` is \['stem'\], expected a list of one of stages\.0\.blocks\.0\.attn"
-    ):
+    with pytest.raises(ValueError, match=r"`layers` is \['stem'\], expected a list of one of stages\.0"):
         probe(network, torch.randn(1, 3, 32, 32), ["stem"])
 
 
