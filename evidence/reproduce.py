@@ -78,8 +78,8 @@ def _rows() -> list[Row]:
 def _cited(name: str, file: Path) -> Iterator[Row]:
     """The rows of the papers that a recipe cites, if it trains on the papers' data."""
     about, data = header(file), read_recipe(file)["data"]["name"]
-    for part in about["published"].split("; "):
-        numbers, _, citation = part.removesuffix(")").partition(" (")
+    for published in about["published"].split("; "):
+        numbers, _, citation = published.removesuffix(")").partition(" (")
         paper, _, place = citation.partition(", ")
         table, _, row = place.partition(", ")
         if data in DATA and paper in ITEMS and table.startswith("Table "):
@@ -123,11 +123,11 @@ def _state(rows: Sequence[Row]) -> str:
 
 def _cost(rows: Sequence[Row]) -> str:
     """Such as "20 to 140 A100 hours each"."""
-    found = [match for row in rows if (match := HOURS.search(row.cost))]
-    if not found:
+    matches = [match for row in rows if (match := HOURS.search(row.cost))]
+    if not matches:
         return "hours not estimated"
-    hours = sorted({float(match[1]) for match in found})
-    return f"{' to '.join(f'{limit:g}' for limit in dict.fromkeys([hours[0], hours[-1]]))} {found[0][2]} hours each"
+    hours = sorted({float(match[1]) for match in matches})
+    return f"{' to '.join(f'{limit:g}' for limit in dict.fromkeys([hours[0], hours[-1]]))} {matches[0][2]} hours each"
 
 
 def _of_table(table: str, rows: Sequence[Row]) -> str:
