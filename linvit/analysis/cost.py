@@ -42,8 +42,6 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """Counts one forward pass of a copy whose weights are zeros, on the CPU, for one image.
 
     The network itself may be on any device, meta included, and is not changed. input_size: (channels, height, width).
-
-    Raises ValueError if `input_size` is not three whole numbers of 1 or more.
     """
     check_network("network", network)
     check({"input_size": tuple[Count, Count, Count]}, {"input_size": input_size})
@@ -92,8 +90,6 @@ def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
         framework: a name of FRAMEWORKS.
         backbone: a model that timm knows.
         kwargs: arguments of the backbone.
-
-    Raises ValueError for an unknown framework, or names that are not text.
     """
     check({"framework": str, "backbone": str}, {"framework": framework, "backbone": backbone})
     known("framework", framework, FRAMEWORKS)

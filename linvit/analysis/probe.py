@@ -101,8 +101,6 @@ def kv_state(operands: Operands) -> Tensor:
     """Σ_j α_j Rκ(k_j) ⊗ v_j, what every query reads, (batch, heads, width, value width); RALA's KV buffer.
 
     Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
-
-    Raises ValueError for softmax attention, which has no such state.
     """
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
@@ -163,10 +161,7 @@ def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = Non
 
 
 def attention_layers(network: nn.Module) -> list[str]:
-    """The names of the attention modules that can be analyzed, in the order of the network's modules.
-
-    Raises ValueError if there are none.
-    """
+    """The names of the attention modules that can be analyzed, in the order of the network's modules."""
     check_network("network", network)
     names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]
     if not names:

@@ -45,11 +45,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
-    """The largest relative error among the results of a variant.
-
-    Raises:
-        WrongResultError: if it is above tolerance; the message names variant and error.
-    """
+    """The largest relative error among the results of a variant."""
     error = max(relative_error(result, other) for result, other in zip(got, expected, strict=True))
     if error > tolerance:
         raise WrongResultError(

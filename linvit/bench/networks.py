@@ -89,11 +89,7 @@ def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped
 
 
 def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
-    """The parts of a variant; none for "plain".
-
-    Raises:
-        ValueError: for an unknown part; the message lists the known ones.
-    """
+    """The parts of a variant; none for "plain"."""
     parts = () if variant == PLAIN else tuple(variant.split("+"))
     check_names("variant, or part of one,", parts, [PLAIN, *known])
     return parts
@@ -149,11 +145,7 @@ def images(case: Case) -> Tensor:
 
 
 def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
-    """A function without arguments that returns (logits,); the given network is not changed.
-
-    Raises:
-        ValueError, ImportError: if the variant cannot be made; the message says why.
-    """
+    """A function without arguments that returns (logits,); the given network is not changed."""
     parts = parts_of(case.variant)
     network = deepcopy(network)
     if "reference" in parts:
@@ -181,11 +173,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
 
 
 def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The network by `torch.compile`, as one of the parts says.
-
-    Raises:
-        ValueError: if two of them say how.
-    """
+    """The network by `torch.compile`, as one of the parts says."""
     how, *others = (name for name in parts if name in COMPILED)
     if others:
         raise ValueError(f"a variant has {how} and {others[0]}, expected one of {', '.join(COMPILED)}: leave one out")
@@ -250,9 +238,6 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8:
     """The network, folded and written to a file of that format, in its runtime.
 
     x: images; the runtime computes in their dtype. int8: whether layers with weights are in 8 bits, calibrated on x.
-
-    Raises ImportError if a package is missing, ValueError if the network cannot be exported, or the runtime does not
-    compute in that dtype.
     """
     runtime = FORMATS[suffix]
     runtime.need()
@@ -274,10 +259,7 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8:
 
 
 def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
-    """An exported file of the user's, in its runtime, with images as in x, which are normalized, as pixels.
-
-    Raises as `linvit.deploy.formats.opened`, and ValueError for images that the file cannot read.
-    """
+    """An exported file of the user's, in its runtime, with images as in x, which are normalized, as pixels."""
     facts, session = opened(path, threads)
     if isinstance(facts, SequenceFacts):
         raise ValueError(f"{path} reads {facts.inputs[0]}, expected a file that reads images: give one.")

@@ -111,11 +111,7 @@ def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tenso
 
 
 def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
-    """The variant as a function of query, key and value of this dtype.
-
-    Raises:
-        ValueError: if it cannot run; the message says why.
-    """
+    """The variant as a function of query, key and value of this dtype."""
     if case.variant == "sdpa":
         return scaled_dot_product_attention
     rotary = None

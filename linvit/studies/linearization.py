@@ -348,10 +348,7 @@ def _batches(run: Run, count: int) -> list[Tensor]:
 
 
 def _new_pair(origin: Origin, images: Tensor) -> Hybrid:
-    """A teacher and a student for images of that size, device and dtype, with new weights.
-
-    Raises ValueError for a size that they cannot take.
-    """
+    """A teacher and a student for images of that size, device and dtype, with new weights."""
     height, width = images.shape[-2:]
     of_size = replace(origin, base={**origin.base, "img_size": (height, width)})
     try:

@@ -47,8 +47,6 @@ class Ledger:
     path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and
     OF_THE_MACHINE. What decides a result beside the recipe's name can be read too: lr, clip (the largest norm of the
     gradients, or null), kernel ("cpp" or the operator's own choice, "auto"), processor, machine.
-
-    Raises ValueError, naming the line, for a file that is not a ledger.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,10 +64,7 @@ class Ledger:
                 ) from error
 
     def result(self, run: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result of a finished run, None if it is not there.
-
-        Raises ValueError if it was trained with other settings.
-        """
+        """The result of a finished run, None if it is not there."""
         row = self._rows.get(run)
         if row is None:
             return None
@@ -137,10 +132,7 @@ class Training:
     look: Callable[[Path], Mapping[str, float]] | None = None
 
     def result(self) -> dict[str, Any] | None:
-        """The result of the complete training, see `complete`; None if it is not complete.
-
-        Raises ValueError if the folder contains a run with other values.
-        """
+        """The result of the complete training, see `complete`; None if it is not complete."""
         settings = self.folder / SETTINGS
         if settings.is_file() and json.loads(settings.read_text()) != self.values:
             raise SettingError(
@@ -234,8 +226,6 @@ def remaining(trainings: Sequence[Training], ledger: Ledger | None = None) -> st
 
     The time is that of the complete runs of the same recipe; without any, what the recipe's header says before a
     parenthesis.
-
-    Raises ValueError as run_all does.
     """
     results = [(training, _known(training, ledger)) for training in trainings]
     taken: dict[Path, list[float]] = {}
