@@ -19,8 +19,7 @@ from linvit_cli.streams import printable, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from linvit.bench.engine import Progress
-    from linvit.bench.rows import Report
+    from linvit.bench.rows import Progress, Report
 
 HELP = "Time operators, networks and training steps next to named peers."
 EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")

@@ -8,7 +8,7 @@ from linvit_cli.bench import Shown
 from linvit_cli.streams import show
 
 if TYPE_CHECKING:
-    from linvit.bench.engine import Progress
+    from linvit.bench.rows import Progress
 
 HELP = "Check the Triton kernels on your GPU, and time them."
 EXAMPLES = ("linvit check-gpu",)

@@ -10,12 +10,11 @@ from typing import cast
 import torch
 
 from linvit.bench.clock import Call
-from linvit.bench.engine import Progress, Trial, measure_groups
 from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.machine import MEBIBYTE
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, TIME, TOKENS, Cell, against, number
-from linvit.bench.rows import Report, Row, growth
+from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from linvit.bench import reference
-from linvit.bench.engine import Progress
 from linvit.bench.exactness import TOLERANCES, check, relative_error
 from linvit.bench.operators import DTYPES
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import TOKENS, Cell, formatted
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Progress, Report, Row
 from linvit.ops import mala, rala
 from linvit.ranges import Count, check_names
 

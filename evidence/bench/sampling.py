@@ -11,12 +11,11 @@ import torch
 
 from evidence.bench.decoding import MECHANISM, per_second
 from linvit.bench import machine
-from linvit.bench.engine import Progress, Trial, measure_groups
 from linvit.bench.exactness import TOLERANCES
 from linvit.bench.networks import randomised
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
-from linvit.bench.rows import Report, Row, growth
+from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
 from linvit.models.dit import DiT, Side
 from linvit.models.registry import create
 

@@ -9,12 +9,11 @@ import timm
 import torch
 from torch import Tensor
 
-from linvit.bench.engine import Progress
 from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.machine import in_new_process, peak_above
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import OF_NETWORKS
-from linvit.bench.rows import Report, Row, growth
+from linvit.bench.rows import Progress, Report, Row, growth
 from linvit.environment import memory
 from linvit.ranges import Count, Range
 from linvit.streaming import run_in_strips

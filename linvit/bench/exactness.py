@@ -72,11 +72,8 @@ def deviations(
 ) -> list[Deviation]:
     """The errors of output and gradients of a kernel, and twice those of plain torch.
 
-    Args:
-        tensors: query, key and value, (batch, heads, tokens, width).
-        dtype: in which both compute.
-        kernel, plain: functions of the three tensors and the options.
-        options: those of `linear_attention`.
+    tensors: query, key and value, (batch, heads, tokens, width). dtype: in which both compute. kernel, plain: functions
+    of the three tensors and the options of `linear_attention`.
     """
     tensors = [x.to(dtype) for x in tensors]
     grad = _gradient(tensors).to(dtype)

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from linvit.bench.clock import Call, TensorsCall
-from linvit.bench.engine import Groups, Progress, Trial, measure_groups
 from linvit.bench.exactness import TOLERANCES
 from linvit.bench.machine import peak
 from linvit.bench.networks import (
@@ -25,7 +24,7 @@ from linvit.bench.networks import (
     variant_call,
 )
 from linvit.bench.options import NetworkOptions
-from linvit.bench.rows import Report, Row, crossover, curves, growth
+from linvit.bench.rows import Groups, Progress, Report, Row, Trial, crossover, curves, growth, measure_groups
 from linvit.deploy.formats import FORMATS
 from linvit.files import reason_of
 from linvit.models.by_name import check_model, is_ours

@@ -6,9 +6,8 @@ from typing import Any
 
 from linvit.bench import inference, machine, operators, training
 from linvit.bench.clock import exact_float32, using_threads
-from linvit.bench.engine import Progress
 from linvit.bench.options import NetworkOptions, OperatorOptions, Options, TrainingOptions
-from linvit.bench.rows import Report
+from linvit.bench.rows import Progress, Report
 from linvit.ranges import check_names, known
 
 

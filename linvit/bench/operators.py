@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench.clock import Call, TensorsCall
-from linvit.bench.engine import Progress, Trial, measure_groups
 from linvit.bench.exactness import TOLERANCES, WrongResultError
 from linvit.bench.machine import peak
 from linvit.bench.options import OperatorOptions
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
-from linvit.bench.rows import Report, Row, crossover, curves, growth
+from linvit.bench.rows import Progress, Report, Row, Trial, crossover, curves, growth, measure_groups
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.bench.clock import Call
-from linvit.bench.engine import Progress, Trial, measure_groups
 from linvit.bench.machine import peak
 from linvit.bench.networks import (
     CLASSES,
@@ -28,7 +27,7 @@ from linvit.bench.networks import (
 )
 from linvit.bench.options import TrainingOptions
 from linvit.bench.reference import reference_model
-from linvit.bench.rows import Report
+from linvit.bench.rows import Progress, Report, Trial, measure_groups
 from linvit.kernels import cpu, record
 from linvit.models.by_name import check_model, is_ours
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from linvit.bench import engine, training
-from linvit.bench.engine import Progress
+from linvit.bench import rows, training
 from linvit.bench.exactness import WrongResultError
 from linvit.bench.options import TrainingOptions
-from linvit.bench.rows import Report
+from linvit.bench.rows import Progress, Report
 from linvit.bench.training import measure
 
 NANO = {"names": ("care_nano",), "size": (32, 32), "curve_size": (32, 32), "batch": 4, "curve_batch": 2, "rounds": 1}
@@ -38,7 +37,7 @@ def test_a_step_that_cannot_run_says_why():
 
 def test_a_wrong_step_is_refused(monkeypatch):
     monkeypatch.setattr(training, "reference_model", lambda network: training.randomised(network, seed=2).train())
-    monkeypatch.setattr(engine, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match="care_nano reference at 32 × 32, batch 4"):
         measured(variants=("plain", "reference"))
 

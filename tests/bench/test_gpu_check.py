@@ -16,9 +16,9 @@ import torch
 
 from linvit import kernels
 from linvit.bench import gpu
-from linvit.bench.engine import Progress
 from linvit.bench.exactness import Deviation, WrongResultError
 from linvit.bench.gpu import Check, check_gpu
+from linvit.bench.rows import Progress
 from linvit.kernels import record
 from linvit.ops import linear_attention
 from linvit.ops.backend import kernel_for

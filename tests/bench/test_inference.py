@@ -7,13 +7,12 @@ import timm
 import torch
 
 from linvit import export
-from linvit.bench import engine, networks
-from linvit.bench.engine import Progress
+from linvit.bench import networks, rows
 from linvit.bench.exactness import WrongResultError
 from linvit.bench.inference import check_options, findings, measure
 from linvit.bench.networks import Case, create, images, randomised, variant_call
 from linvit.bench.options import PEERS, NetworkOptions
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Progress, Report, Row
 from linvit.deploy.formats import opened
 from linvit.models.published import PUBLISHED
 
@@ -43,7 +42,7 @@ def measured(**options):
 
 
 def test_rows_and_ratios_on_a_fixed_clock(monkeypatch):
-    monkeypatch.setattr(engine, "clock_for", lambda *_: TurnClock())
+    monkeypatch.setattr(rows, "clock_for", lambda *_: TurnClock())
     variants = ("plain", "reference", "fused", "channels_last")
     timed = measured(variants=variants, peer_variants=("plain", "reference")).rows
     assert [(row.name, row.variant) for row in timed] == [
@@ -77,7 +76,7 @@ def test_bf16_and_fused_pass_their_checks(name):
 
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     monkeypatch.setattr(networks, "fuse", lambda network: randomised(network, seed=2))
-    monkeypatch.setattr(engine, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"ravlt_nano fused at 32 × 48, batch 1 .* error is \d"):
         measured()
 

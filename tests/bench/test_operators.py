@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from linvit.bench import engine, operators
-from linvit.bench.engine import Progress
+from linvit.bench import operators, rows
 from linvit.bench.exactness import WrongResultError
 from linvit.bench.operators import Case, build_call, grid, measure, operands
 from linvit.bench.options import OperatorOptions
-from linvit.bench.rows import Report
+from linvit.bench.rows import Progress, Report
 from linvit.layers.mechanisms import LINEAR_AXES
 
 
@@ -49,7 +48,7 @@ def test_layouts_differ_in_strides_alone():
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     wrong = {**operators.REFERENCES, "mala": lambda query, key, value, tables=None: 1.001 * value}
     monkeypatch.setattr(operators, "REFERENCES", wrong)
-    monkeypatch.setattr(engine, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"mala plain float32 at 12 tokens .* relative error is"):
         measured()
 

@@ -3,9 +3,8 @@
 import pytest
 
 from linvit.bench.clock import Timing
-from linvit.bench.engine import Trial, fill
 from linvit.bench.kinds import measure
-from linvit.bench.rows import Report, Row, crossover, curves, exponent
+from linvit.bench.rows import Report, Row, Trial, crossover, curves, exponent, fill
 
 
 def curve(name, times, **options):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from linvit import allocator
-from linvit.bench import engine, inference, operators
+from linvit.bench import inference, operators, rows
 from linvit_cli import bench, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
@@ -40,7 +40,7 @@ def test_a_wrong_variant_shows_no_speed_and_fails(monkeypatch, capsys):
 
 
 def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
-    whole = engine.interleave
+    whole = rows.interleave
     turns = iter([whole, None])
 
     def interrupted(*arguments):
@@ -49,7 +49,7 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
             raise KeyboardInterrupt
         turn(*arguments)
 
-    monkeypatch.setattr(engine, "interleave", interrupted)
+    monkeypatch.setattr(rows, "interleave", interrupted)
     assert main([*OP, "--json"]) == 130
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["tokens"] for row in measured if row["median_ms"]] == [6, 6, 6]
@@ -60,24 +60,16 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
     [
         (["op", "ralla"], "Did you mean 'rala'?"),
         (["op", "--variants", "plian"], "Did you mean 'plain'?"),
-        (["op", "--dtypes", "bfloat"], "Did you mean 'bfloat16'?"),
-        (["op", "--layout", "head"], "Did you mean 'heads'?"),
         (["model", "ravlt_tinny"], "did you mean 'ravlt_tiny'?"),
         (["model", "--peers", "convnext_tinny"], "did you mean 'convnext_tiny'?"),
         (["model", "--variants", "fused+bf61"], "Did you mean 'bf16'?"),
         (["train", "care_nano", "--variants", "onnxruntime"], "Unknown variant, or part of one, 'onnxruntime'"),
         (["op", "--rounds", "0"], "--rounds is 0, expected a whole number of 1 or more"),
         (["op", "--threads", "100000"], "--threads is 100000, expected a whole number from 1 to "),
-        (["op", "--threads", "-1"], "--threads is -1"),
         (["model", "--seconds", "nan"], "--seconds is nan, expected a number above 0"),
-        (["model", "--seconds", "inf"], "--seconds is inf"),
-        (["train", "--seconds", "-1"], "--seconds is -1.0"),
         (["train", "--batch", "1"], "--batch is 1, expected a whole number of 2 or more"),
-        (["train", "--curves", "-5"], "--curves is -5"),
         (["op", "--tokens", "1000000000"], "needs at least "),
-        (["op", "--width", "1000000000000"], "needs at least "),
         (["model", "--sizes", "100000x1000000"], "needs at least "),
-        (["model", "--batch", "1000000000"], "needs at least "),
         (["model", "--batch", "0"], "--batch is [0], expected a list of whole numbers of 1 or more"),
         (["model", "--sizes", "0"], "--sizes is [(0, 0)]"),
         (["train", "--size", "1000000"], "needs at least "),

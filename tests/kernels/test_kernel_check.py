@@ -1,7 +1,7 @@
 import torch
 
 from linvit.bench import gpu
-from linvit.bench.engine import Progress
+from linvit.bench.rows import Progress
 from linvit.ops import linear_attention
 
 
