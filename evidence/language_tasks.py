@@ -35,8 +35,6 @@ def write_benchmarks(
         ledger: networks in it are not evaluated again, and each evaluated one is added.
         page: the page with the marks.
         progress: called with a line for each evaluated network.
-
-    Raises ValueError for a page without marks and for data as read_benchmark, FileNotFoundError for a missing run.
     """
     check_marks(page, BEGIN, END)
     evaluated = Ledger(ledger)

@@ -32,8 +32,6 @@ class Runs:
     the files of `Study.save`. seeds: two or more; if they do not begin at 0, the first one is part of the name:
     vit_from_6, for example. ledger: a file of finished runs, which are not repeated; each new one is added. overrides:
     `key.key=value` for every run.
-
-    Raises ValueError for fewer than two seeds, and overrides of `seed` or `folder`.
     """
 
     recipes: Path

@@ -25,7 +25,7 @@ from evidence.claims import (
     verdicts,
 )
 from evidence.rows import EVIDENCE, Claims, Comparison
-from evidence.study_page import CLAIM_COLUMNS, claim_lines
+from evidence.study_page import CLAIM_COLUMNS, claim_lines, p_text
 from evidence.table import AN4, BOOKS, CIFAR10, DENSE, LINEARIZE, PAPERS
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.files import write_text
@@ -195,11 +195,6 @@ def claims_csv() -> str:
     for name in COMPARISONS:
         writer.writerows(compared_lines(name))
     return text.getvalue()
-
-
-def p_text(p: float) -> str:
-    """As on the pages."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def later_table() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.category import StrCategoryFormatter
@@ -127,33 +128,19 @@ def figure_rows(figure: Figure) -> list[dict[str, object]]:
     rows = []
     for axes in figure.axes:
         panel = axes.get_title() or axes.get_title("left") or axes.get_ylabel()
-        for series, points in _series(axes):
+        artists: list[tuple[Any, Any]] = [(line, np.asarray(line.get_xydata()).tolist()) for line in axes.lines]
+        artists += [(dots, np.asarray(dots.get_offsets()).tolist()) for dots in axes.collections]
+        for bars in axes.containers:
+            patches = getattr(bars, "patches", ())
+            artists.append((bars, [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in patches]))
+        for artist, points in artists:
+            label = str(artist.get_label())
+            series = "" if label.startswith("_") else label  # matplotlib invented it
             for x, y in points:
                 if math.isfinite(x) and math.isfinite(y):
-                    rows.append(
-                        {"panel": panel, "series": series, **_place("x", x, axes.xaxis), **_place("y", y, axes.yaxis)}
-                    )
+                    places = {**_place("x", x, axes.xaxis), **_place("y", y, axes.yaxis)}
+                    rows.append({"panel": panel, "series": series, **places})
     return rows
-
-
-def _series(axes: Axes) -> Iterator[tuple[str, Sequence[tuple[float, float]]]]:
-    """Label and points of every line, scatter plot and group of bars; labels that matplotlib invented are empty."""
-    for line in axes.lines:
-        yield _label(line), _pairs(line.get_xydata())
-    for dots in axes.collections:
-        yield _label(dots), _pairs(dots.get_offsets())
-    for bars in axes.containers:
-        patches = getattr(bars, "patches", ())
-        yield _label(bars), [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in patches]
-
-
-def _pairs(points: Any) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in points]
-
-
-def _label(artist: Any) -> str:
-    label = str(artist.get_label())
-    return "" if label.startswith("_") else label
 
 
 def _place(name: str, value: float, axis: Axis) -> dict[str, object]:
