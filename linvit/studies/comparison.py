@@ -95,14 +95,15 @@ def plan_comparison(
 ) -> "Plan":
     """What `compare` trains; the arguments and errors are its own."""
     check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "first_seed": first_seed})
-    key, values = None, list[str | None]([None])
+    key: str | None = None
+    values: list[str | None] = [None]
     if over is not None:
         key, _, text = over.partition("=")
         values = [*text.split(",")]
-        if not key or not text:
-            raise SettingError(f"`over` is {over!r}, expected key=value,value,… such as data.pairs=4,8,16.")
-        if "" in values or len(set(map(folder_name, text.split(",")))) < len(values):
-            raise SettingError(f"`over` is {over!r}, expected different values: leave out empty and repeated ones.")
+        if not key or "" in values or len(set(map(folder_name, text.split(",")))) < len(values):
+            raise SettingError(
+                f"`over` is {over!r}, expected key=value,value,… with different values, such as data.pairs=4,8,16."
+            )
     names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     for name in names:
         if names.count(name) > 1:
