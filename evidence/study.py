@@ -83,9 +83,6 @@ class Runs:
                 figures go next to it. Figures of the inside are drawn only if the runs with the first seed are in
                 `folder`; else those next to the page stay in it.
             progress: called with a line whenever a run is complete; `print`, for example.
-
-        Raises ValueError, before anything is trained, for a folder without recipes, recipes that differ in more than
-        model and learning rate, a page without marks, or a folder with other runs.
         """
         name, folder = self.name, user_path(self.folder)
         if write is not None:

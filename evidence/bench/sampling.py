@@ -51,10 +51,7 @@ def _network(options: Options, name: str, side: int, device: str | None = None) 
 
 @torch.inference_mode()
 def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Checks every mechanism against itself in float64, then times one pass of one image, side by side.
-
-    Raises WrongResultError before anything of that side is timed, if a mechanism is wrong.
-    """
+    """Checks every mechanism against itself in float64, then times one pass of one image, side by side."""
     torch.manual_seed(options.seed)
     groups = (
         (f"{options.network}, {side} × {side} px", (_trial(options, name, side) for name in options.names))

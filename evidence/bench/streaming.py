@@ -50,10 +50,7 @@ class Noise:
 
 
 def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Measures both, and checks the streamed logits against the ordinary ones where these fit into memory.
-
-    Raises WrongResultError if they differ.
-    """
+    """Measures both, and checks the streamed logits against the ordinary ones where these fit into memory."""
     for name in options.names:
         for side in options.sides:
             progress.group(f"{name}, {side} × {side} px", 2)
