@@ -24,30 +24,30 @@ from linvit_cli.overrides import recipe_overrides
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
-reference = pytest.importorskip("reference")
+public = pytest.importorskip("public")
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return reference.generated_pages()
+    return public.generated_pages()
 
 
 def test_every_public_name_is_documented_and_in_the_reference(pages):
-    assert reference.undocumented() == []
+    assert public.undocumented() == []
     text = "\n".join(page for name, page in pages.items() if name.startswith("reference/python/"))
     written = {name.removesuffix(".__init__") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
     for name in (
-        *reference.offered("linvit"),
-        *reference.offered("linvit.ops"),
-        *reference.mentioned(reference.written_pages()),
+        *public.offered("linvit"),
+        *public.offered("linvit.ops"),
+        *public.mentioned(public.written_pages()),
     ):
-        assert name in written or reference.home_of(name) in {reference.home_of(other) for other in written}, name
+        assert name in written or public.home_of(name) in {public.home_of(other) for other in written}, name
 
 
 def test_a_public_name_without_docstring_ends_the_build(monkeypatch):
     monkeypatch.setattr("linvit.ops.merge.__doc__", None)
     with pytest.raises(ValueError, match=r"no docstring: linvit\.ops\.merge"):
-        reference.python_pages()
+        public.python_pages()
 
 
 def leaves(parser):

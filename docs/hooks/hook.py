@@ -9,7 +9,7 @@ import notebook_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from reference import FROM_THE_ROOT, ROOT, generated_pages
+from public import FROM_THE_ROOT, ROOT, generated_pages
 
 EXPLORER = ROOT / "build" / "explorer"
 EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built

@@ -1,4 +1,4 @@
-"""The pages of the site that are not written by hand, most of them in its reference."""
+"""What the site says of linvit that is not written by hand: commands, networks, recipes, and the public names."""
 
 import argparse
 import ast
