@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from evidence import bench as bench  # adds our kinds
 from evidence import reproduce, speeds, summaries, understand
-from evidence.bench import OURS
 from evidence.rows import ROOT, Bench, Call
 from evidence.study import add_arguments as add_study
 from evidence.table import GROUPS, chosen
 from linvit.bench.kinds import KINDS
-from linvit.bench.rows import Options
 from linvit.ranges import known
 from linvit.runs.folder import RunStoppedError
 from linvit_cli import bench as measuring
-from linvit_cli.parser import image_size, number, whole
+from linvit_cli.parser import whole
 
 WRONG, STOPPED = 2, 130
 
@@ -109,31 +108,13 @@ def write_pages(options: argparse.Namespace) -> None:
 
 def add_kinds(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The kinds of `linvit bench` with its flags; ours have one for each field of their options."""
-    for name in KINDS:
-        kind = kinds.add_parser(name, argument_default=argparse.SUPPRESS)
-        if name in OURS:
-            add_flags(kind, KINDS[name].Options)
-        else:
-            measuring.KINDS[name][0](kind)
-        measuring.add_output(kind)
-        kind.add_argument(
+    for name, kind in KINDS.items():
+        parser = kinds.add_parser(name, argument_default=argparse.SUPPRESS)
+        measuring.add_kind(parser, kind.options, {field.name: (None, "") for field in fields(kind.options)})
+        parser.add_argument(
             "--write", type=Path, metavar="PAGE", help="put table and figures between the marks of --output"
         )
-        kind.set_defaults(run=measure, write=None, debug=False)
-
-
-def add_flags(kind: argparse.ArgumentParser, options: type[Options]) -> None:
-    """A flag for each field of the options, whose default stays if it is not given; `names` come without a flag."""
-    types = {tuple: image_size, float: number, int: whole, type(None): number}
-    for field in fields(options):
-        default = field.default
-        some = default[0] if isinstance(default, tuple) and default else default
-        flag = "names" if field.name == "names" else f"--{field.name.replace('_', '-')}"
-        if isinstance(default, bool):
-            kind.add_argument(flag, action="store_true")
-        else:
-            several = ("*" if flag == "names" else "+") if isinstance(default, tuple) else None
-            kind.add_argument(flag, type=types.get(type(some), str), nargs=several, help=f"default: {default}")
+        parser.set_defaults(run=measure, write=None, debug=False)
 
 
 def measure(options: argparse.Namespace) -> int:

@@ -8,17 +8,64 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-from evidence.statistics import FAILS, HOLDS, UNCLEAR, p_higher, p_within, verdict_share
+import numpy as np
+from scipy import stats
+from scipy.optimize import brentq
+
 from linvit.models.published import cited
-from linvit.studies.statistics import Estimate, differences, estimate, holm
+from linvit.studies.table import Estimate, differences, estimate, holm
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
 RELEVANT = 0.5  # percentage points: an advantage below it is none
 FAR = 10.0  # percentage points: a large loss
 ALPHA = 0.05
 ACCURACY = "accuracy"
+HOLDS, FAILS, UNCLEAR = "holds here", "not reproduced here", "undecided"
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def p_above(values: Sequence[float], bound: float) -> float:
+    """The p-value of the one-sided t-test that the mean is above a bound; 1 for fewer than two values."""
+    if len(values) < 2:
+        return 1.0
+    if np.ptp(values) == 0:
+        return float(values[0] <= bound)
+    return float(stats.ttest_1samp(values, bound, alternative="greater").pvalue)
+
+
+def p_higher(values: Sequence[float], bound: float) -> float:
+    """The two-sided p-value if the mean is above a bound, else 1."""
+    return min(1.0, 2 * p_above(values, bound))
+
+
+def p_within(values: Sequence[float], margin: float) -> float:
+    """The p-value of the equivalence test that the mean lies within ±margin: two one-sided tests (Schuirmann, 1987)."""
+    return max(p_above(values, -margin), p_above([-value for value in values], -margin))
+
+
+def power(effect: float, deviation: float, count: int, alpha: float) -> float:
+    """The probability that a two-sided paired t-test at level alpha finds an effect.
+
+    effect, deviation: mean and standard deviation of the differences. count: number of seeds.
+    """
+    critical = stats.t.ppf(1 - alpha / 2, count - 1)
+    return float(stats.nct.sf(critical, count - 1, effect / deviation * math.sqrt(count)))
+
+
+def power_within(margin: float, deviation: float, count: int, alpha: float) -> float:
+    """The probability that the equivalence test at level alpha finds a difference of 0 to be within ±margin."""
+    critical = stats.t.ppf(1 - alpha, count - 1)
+    return max(0.0, 2 * float(stats.nct.sf(critical, count - 1, margin / deviation * math.sqrt(count))) - 1)
+
+
+def found_with(probability: float, deviation: float, count: int, alpha: float) -> float:
+    """The smallest effect that `power` says is found with that probability."""
+    high = deviation
+    while power(high, deviation, count, alpha) < probability:
+        high *= 2
+    return float(brentq(lambda effect: power(effect, deviation, count, alpha) - probability, 0.0, high))
+
 
 COMPARED: dict[str, Callable[[Sequence[float], float, float], tuple[float, float]]] = {
     "higher": lambda values, by, relevant: (p_higher(values, by), p_higher(_negative(values), -by - relevant)),
@@ -169,7 +216,8 @@ def _of_runs(claim: Claim, numbers: Numbers) -> Verdict:
         spread = "" if claim.rule == "diverges" or not values else f" (mean share {estimate(values).mean:.3g})"
         words = text.format(name, holding, len(values)) + spread if values else f"{name}: not measured"
         effects.append(Effect(pair, words, counted=(holding, len(values))))
-    return Verdict(claim, verdict_share(count, total), tuple(effects))
+    outcome = HOLDS if count == total > 0 else FAILS if count == 0 < total else UNCLEAR
+    return Verdict(claim, outcome, tuple(effects))
 
 
 def _all(first: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -3,16 +3,15 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from linvit.analysis.markdown import check_marks, markdown_rows, replace_between_marks
 from linvit.analysis.scores import evenly
-from linvit.bench import machine
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.source import Source, untransformed
 from linvit.deploy.facts import KEY
@@ -20,16 +19,17 @@ from linvit.deploy.formats import FORMATS
 from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.deploy.int8 import quantized
 from linvit.deploy.runtimes import openvino_core
-from linvit.environment import commit
+from linvit.environment import commit, processor
 from linvit.fusion import fuse
 from linvit.models.by_name import bundled_names
 from linvit.runs import load_run
 from linvit.runs.exporting import MOST_TO_CALIBRATE, calibration_images, of_run
 from linvit.runs.report import answers_of
 from linvit.runs.run import Run
-from linvit.studies.plan import Say, silent
-from linvit.studies.statistics import Estimate, paired
+from linvit.studies.comparison import Say, silent
+from linvit.studies.table import Estimate, paired
 
+PACKAGES = ("torch", "torchao", "onnxruntime", "openvino", "executorch")
 FLOAT, OURS, EVERY_STEP, TOOL = "float32", "ours", "every step", "onnxruntime.quantization"
 WAYS = (FLOAT, OURS, EVERY_STEP, TOOL)
 """How the files are made.
@@ -80,10 +80,6 @@ def eight_bits(
         progress: called with a line for each file.
         suffixes: of the files: .onnx, .xml, .pte.
         data: settings of the images, see `Run.source`. Files are calibrated on 256 of its training images.
-
-    Raises:
-        ImportError: if a runtime or torchao is missing.
-        ValueError: for a run or data of another kind, and as `Run.source` and `Run.export`.
     """
     rows: list[Row] = []
     for name, run in runs.items():
@@ -156,7 +152,12 @@ def _by_tool(run: Run, images: Sequence[Any], path: Path) -> None:
             written = path.with_suffix(".onnx")
             quantize_static(prepared, written, _Reader(calibration_images(images, of_run(run)[1])))
     if path.suffix != written.suffix:
-        _as_openvino(written, path)
+        import openvino
+
+        with_facts = FORMATS[written.suffix].open(written, None, "float32")[0]
+        model = openvino_core().read_model(written)
+        model.set_rt_info(with_facts, KEY)
+        openvino.save_model(model, path, compress_to_fp16=False)
 
 
 class _Reader:
@@ -168,15 +169,6 @@ class _Reader:
     def get_next(self) -> dict[str, Any] | None:
         batch = next(self.batches, None)
         return None if batch is None else {"images": batch.numpy()}
-
-
-def _as_openvino(onnx: Path, path: Path) -> None:
-    import openvino
-
-    with_facts = FORMATS[onnx.suffix].open(onnx, None, "float32")[0]
-    model = openvino_core().read_model(onnx)
-    model.set_rt_info(with_facts, KEY)
-    openvino.save_model(model, path, compress_to_fp16=False)
 
 
 WRITERS: Mapping[str, Callable[[Run, Sequence[Any], Path], None]] = {
@@ -191,16 +183,9 @@ def to_markdown(rows: Sequence[Row]) -> str:
     """The table, and a line on images, packages and commit."""
     table = markdown_rows([row.cells() for row in rows], left=3)
     counts = " and ".join(f"{count:,}" for count in sorted({row.images for row in rows}))
-    return f"{table}\n\n*{counts} images; Δ: mean over the images with its 95 % interval; {_software()}.*\n"
-
-
-def _software() -> str:
-    from importlib.metadata import version
-
-    names = ("torch", "torchao", "onnxruntime", "openvino", "executorch")
-    packages = ", ".join(f"{name} {version(name)}" for name in names)
-    about = machine.describe("cpu", torch.get_num_threads())
-    return f"{about['processor']}; {packages}; commit {(commit() or 'unknown')[:12]}"
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    software = f"{processor()}; {packages}; commit {(commit() or 'unknown')[:12]}"
+    return f"{table}\n\n*{counts} images; Δ: mean over the images with its 95 % interval; {software}.*\n"
 
 
 def write_bundled(root: str | Path, page: Path, progress: Say = silent) -> None:

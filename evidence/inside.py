@@ -22,8 +22,7 @@ from linvit.runs.analyze import ImageRun
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.inside import DESCRIPTIONS as OF_FIGURES
 from linvit.studies.inside import IMAGES, OUTPUT, Inside, held_out, of_run
-from linvit.studies.statistics import estimate
-from linvit.studies.table import plus_minus
+from linvit.studies.table import estimate, plus_minus
 
 MEASURED = (
     "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused",

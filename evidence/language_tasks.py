@@ -9,8 +9,8 @@ from linvit.analysis.markdown import check_marks, markdown_rows, marks, replace_
 from linvit.analysis.report import short_commit
 from linvit.runs import load_run
 from linvit.runs.recipe import read_recipe
-from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Say, silent
+from linvit.studies.comparison import Say, silent
+from linvit.studies.pool import Ledger
 
 COLUMNS = {
     "LAMBADA, %": ("lambada_openai", "acc,none"),
@@ -35,8 +35,6 @@ def write_benchmarks(
         ledger: networks in it are not evaluated again, and each evaluated one is added.
         page: the page with the marks.
         progress: called with a line for each evaluated network.
-
-    Raises ValueError for a page without marks and for data as read_benchmark, FileNotFoundError for a missing run.
     """
     check_marks(page, BEGIN, END)
     evaluated = Ledger(ledger)

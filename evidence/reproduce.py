@@ -50,7 +50,7 @@ def sections() -> dict[str, str]:
     tables = {table: [row for row in rows if row.table == table] for table in dict.fromkeys(row.table for row in rows)}
     texts = {"total": _total(rows)}
     for paper, items in ITEMS.items():
-        cells = [_cells(item, tables.get(f"{paper}, {_table(item[0])}", [])) for item in items]
+        cells = [_cells(item, tables.get(f"{paper}, {item[0].partition(' (')[0]}", [])) for item in items]
         texts[paper] = f"{markdown_table(ITEM_HEADS, cells, left=4)}\n"
     texts["recipes"] = "\n".join(_of_table(*table) for table in tables.items())
     return texts
@@ -78,8 +78,8 @@ def _rows() -> list[Row]:
 def _cited(name: str, file: Path) -> Iterator[Row]:
     """The rows of the papers that a recipe cites, if it trains on the papers' data."""
     about, data = header(file), read_recipe(file)["data"]["name"]
-    for part in about["published"].split("; "):
-        numbers, _, citation = part.removesuffix(")").partition(" (")
+    for published in about["published"].split("; "):
+        numbers, _, citation = published.removesuffix(")").partition(" (")
         paper, _, place = citation.partition(", ")
         table, _, row = place.partition(", ")
         if data in DATA and paper in ITEMS and table.startswith("Table "):
@@ -100,11 +100,6 @@ def _total(rows: Sequence[Row]) -> str:
     )
 
 
-def _table(item: str) -> str:
-    """The table of an item such as "Table 8 (Section 4.5)"; of others, what stands in place of it."""
-    return item.partition(" (")[0]
-
-
 def _cells(item: Sequence[str], rows: Sequence[Row]) -> list[str]:
     name, shows, how, state = item
     if rows:
@@ -112,22 +107,19 @@ def _cells(item: Sequence[str], rows: Sequence[Row]) -> list[str]:
         count = len({row.recipe for row in rows})
         train = f"`{rows[0].command}` ([{count} recipe{'s' * (count > 1)}](#{anchor}))"
         how = (how or "{train}").format(train=train)
-        state = "; ".join([_state(rows), ", ".join(dict.fromkeys(row.data for row in rows)), _cost(rows)])
+        done = len({row.recipe for row in rows} - {row.recipe for row in rows if row.ours == NOT_RUN})
+        run = f"{done} of {count} run" if done else "not run"
+        state = "; ".join([run, ", ".join(dict.fromkeys(row.data for row in rows)), _cost(rows)])
     return [name, shows, how, state]
-
-
-def _state(rows: Sequence[Row]) -> str:
-    left, count = {row.recipe for row in rows if row.ours == NOT_RUN}, len({row.recipe for row in rows})
-    return "not run" if len(left) == count else f"{count - len(left)} of {count} run"
 
 
 def _cost(rows: Sequence[Row]) -> str:
     """Such as "20 to 140 A100 hours each"."""
-    found = [match for row in rows if (match := HOURS.search(row.cost))]
-    if not found:
+    matches = [match for row in rows if (match := HOURS.search(row.cost))]
+    if not matches:
         return "hours not estimated"
-    hours = sorted({float(match[1]) for match in found})
-    return f"{' to '.join(f'{limit:g}' for limit in dict.fromkeys([hours[0], hours[-1]]))} {found[0][2]} hours each"
+    hours = sorted({float(match[1]) for match in matches})
+    return f"{' to '.join(f'{limit:g}' for limit in dict.fromkeys([hours[0], hours[-1]]))} {matches[0][2]} hours each"
 
 
 def _of_table(table: str, rows: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from evidence.study import Runs
 from linvit.studies import compare
-from linvit.studies.comparison import remaining_runs
+from linvit.studies.comparison import plan_comparison
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -120,7 +120,7 @@ class Comparison:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def options(self, call: Call) -> dict[str, Any]:
-        """The arguments of `compare` and of `remaining_runs`."""
+        """The arguments of `compare` and of `plan_comparison`."""
         return {
             "recipes": [Path("recipes") / f"{recipe}.yaml" for recipe in self.recipes],
             "folder": Path("runs") / (self.folder or f"evidence/{self.name}"),
@@ -136,7 +136,7 @@ class Comparison:
         compare(**self.options(call), workers=call.workers, also=self.also, progress=print, write=page)
 
     def left(self, call: Call) -> str:
-        return remaining_runs(**self.options(call))
+        return plan_comparison(**self.options(call)).left()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from evidence.rows import EVIDENCE
 from linvit.analysis.figures import svg
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, replace_between_marks
-from linvit.bench.figures import figures
-from linvit.bench.page import CLOCKS, MISSING, to_markdown
+from linvit.bench.page import CLOCKS, MISSING, figures, to_markdown
 from linvit.bench.rows import Report, Row
 from linvit.files import write_text
 
@@ -41,9 +40,9 @@ def write_page(page: Path, folder: Path) -> None:
     replace_between_marks(page, "\n".join(["", "\n\n".join([text, *shown]), "", ""]), *marks(folder.name))
 
 
-def section(text: str, part: str) -> str:
+def section(text: str, bench: str) -> str:
     """What stands between the marks of a benchmark in the text of a page."""
-    begin, end = marks(part)
+    begin, end = marks(bench)
     return text.partition(begin)[2].partition(end)[0]
 
 
@@ -53,9 +52,9 @@ def rows_in(section: str) -> list[dict[str, str]]:
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
-def bench_rows(page: str, part: str) -> list[dict[str, str]]:
+def bench_rows(page: str, bench: str) -> list[dict[str, str]]:
     """The rows of a benchmark's table on a page of evidence, by their headings."""
-    return rows_in(section(_text(page), part))
+    return rows_in(section(_text(page), bench))
 
 
 def _text(page: str) -> str:
@@ -68,9 +67,9 @@ def redraw(page: Path) -> list[Path]:
     Other figures need more than the tables have.
     """
     text, written = page.read_text(encoding="utf-8"), []
-    for part in PART.findall(text):
-        for name, figure in figures(report_on_page(text, part)):
-            file = page.parent / f"bench_{part}_{name}.svg"
+    for bench in PART.findall(text):
+        for name, figure in figures(report_on_page(text, bench)):
+            file = page.parent / f"bench_{bench}_{name}.svg"
             if name.startswith("accuracy") and f"({file.name})" in text:
                 write_text(file, svg(figure))
                 written.append(file)
@@ -83,57 +82,57 @@ def redraw_all() -> None:
         redraw(page)
 
 
-def report_on_page(text: str, part: str) -> Report:
+def report_on_page(text: str, bench: str) -> Report:
     """The networks with a time in the table of a benchmark, with no more than their figures of accuracy need."""
-    words, rows = section(text, part), []
+    words, rows = section(text, bench), []
     used = USED.search(words)
     clock = next((clock for clock, shown in CLOCKS.items() if f" of {shown} per call" in words), "cpu")
     for row in rows_in(words):
         if {"network", "pattern", "variant", "px", "ms"} <= row.keys():
             height, width = map(int, row["px"].split(" × "))
-            found = Row(row["network"], row["variant"], row["dtype"], int(row["batch"]), int(used[1]) if used else 1)
-            found.size, found.clock = (height, width), clock
-            found.pattern = None if row["pattern"] == MISSING else row["pattern"]
-            found.median_ms = None if row["ms"] == MISSING else float(row["ms"])
-            rows.append(found)
+            measured = Row(row["network"], row["variant"], row["dtype"], int(row["batch"]), int(used[1]) if used else 1)
+            measured.size, measured.clock = (height, width), clock
+            measured.pattern = None if row["pattern"] == MISSING else row["pattern"]
+            measured.median_ms = None if row["ms"] == MISSING else float(row["ms"])
+            rows.append(measured)
     return Report("model", rows=rows)
 
 
-def crossover(part: str, variant: str, mechanism: str) -> str:
+def crossover(bench: str, variant: str, mechanism: str) -> str:
     """The tokens from which on a mechanism is faster than softmax attention, as the page says."""
     words = rf"- {mechanism} {variant} \w+(?:, batch 8)? against sdpa: faster from about ([\d,]+) tokens"
-    found = re.search(words, section(_text("benchmarks-operator"), part))
-    assert found, (part, variant, mechanism)
-    return found[1]
+    match = re.search(words, section(_text("benchmarks-operator"), bench))
+    assert match, (bench, variant, mechanism)
+    return match[1]
 
 
-def times_softmax(part: str, variant: str, mechanism: str, tokens: str = "12,544") -> str:
+def times_softmax(bench: str, variant: str, mechanism: str, tokens: str = "12,544") -> str:
     """How many times as fast as softmax attention, without digits that say little."""
-    for row in bench_rows("benchmarks-operator", part):
+    for row in bench_rows("benchmarks-operator", bench):
         if (row["operator"], row["variant"], row["tokens"]) == (mechanism, variant, tokens):
             times = float(row["× sdpa"])
             return f"{times:.0f}" if times >= 5 else f"{times:.1f}"
-    raise KeyError(part)
+    raise KeyError(bench)
 
 
-def network(part: str, name: str, variant: str, column: str, page: str = "benchmarks-networks") -> float:
+def network(bench: str, name: str, variant: str, column: str, page: str = "benchmarks-networks") -> float:
     """A cell of a table of networks, at the largest batch."""
-    found = [row for row in bench_rows(page, part) if (row["network"], row["variant"]) == (name, variant)]
-    return float(found[-1][column])
+    matching = [row for row in bench_rows(page, bench) if (row["network"], row["variant"]) == (name, variant)]
+    return float(matching[-1][column])
 
 
-def share(part: str, ours: str, peer: str) -> str:
+def share(bench: str, ours: str, peer: str) -> str:
     """Our time, folded and with the kernel, over the peer's, folded."""
-    return f"{network(part, ours, 'fused+cpp', 'ms') / network(part, peer, 'fused', 'ms'):.2f}"
+    return f"{network(bench, ours, 'fused+cpp', 'ms') / network(bench, peer, 'fused', 'ms'):.2f}"
 
 
 def speeds() -> dict[str, dict[str, str]]:
     """Measure → processor → values: the numbers that README, the advice and the page of benchmarks repeat."""
     cpus = {"AMD EPYC": ("op", "model_batch8"), "Intel Xeon": ("op_own", "model_kept")}
-    found: dict[str, dict[str, str]] = {}
+    by_measure: dict[str, dict[str, str]] = {}
 
     def add(measure: str, processor: str, values: Iterator[str]) -> None:
-        found.setdefault(measure, {})[processor] = ", ".join(values)
+        by_measure.setdefault(measure, {})[processor] = ", ".join(values)
 
     for processor, (op, batch8) in cpus.items():
         for variant, words in (("plain", "plain PyTorch"), ("cpp", "kernel")):
@@ -166,7 +165,7 @@ def speeds() -> dict[str, dict[str, str]]:
         add(f"faster than softmax attention from, tokens: {words}", "H200, bfloat16", values)
         values = (times_softmax("gpu_softmax", variant, m) for m in OPERATORS)
         add(f"× softmax attention at 12,544 tokens: {words}", "H200, bfloat16", values)
-    return found
+    return by_measure
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +15,9 @@ from linvit.errors import SettingError
 from linvit.files import LAST, user_path
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.runs.recipe import read_recipe
+from linvit.studies.comparison import Candidate, Cell, Plan, Say, check_shared, silent
 from linvit.studies.inside import of_run
-from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Cell, Plan, Say, check_shared, silent, train_plans
-from linvit.studies.pool import remaining
+from linvit.studies.pool import Ledger
 from linvit.studies.table import Row
 
 BASELINES = ("softmax", "linear")
@@ -33,8 +32,6 @@ class Runs:
     the files of `Study.save`. seeds: two or more; if they do not begin at 0, the first one is part of the name:
     vit_from_6, for example. ledger: a file of finished runs, which are not repeated; each new one is added. overrides:
     `key.key=value` for every run.
-
-    Raises ValueError for fewer than two seeds, and overrides of `seed` or `folder`.
     """
 
     recipes: Path
@@ -53,13 +50,29 @@ class Runs:
         first = self.seeds.start
         return f"{self.recipes.name}_from_{first}" if first else self.recipes.name
 
+    def plan(self) -> Plan:
+        """Every recipe of the folder except base.yaml with every seed, the baselines first."""
+        baselines, paths = baselines_of(self.recipes), variants_of(self.recipes)
+        epochs = read_recipe(paths[0], self.overrides)["trainer"]["max_epochs"]
+        cells = [
+            Cell(
+                path,
+                tuple(self.overrides),
+                group=_group(path.stem),
+                look=inside.numbers_of if path.stem in inside.MEASURED else None,
+            )
+            for path in sorted(paths, key=lambda path: (path.stem not in baselines, path.stem))
+        ]
+
+        def of_seed(seed: int) -> tuple[str, ...]:  # order, augmentation and initialization follow the seed already
+            return f"data.split={seed}", f"trainer.check_val_every_n_epoch={epochs}"
+
+        ledger = None if self.ledger is None else Ledger(self.ledger)
+        return Plan(cells, user_path(self.folder), self.seeds, baselines, ledger=ledger, each_seed=of_seed)
+
     def left(self) -> str:
         """How many runs are complete, and what the others cost, see `pool.remaining`."""
-        paths, folder = variants_of(self.recipes), user_path(self.folder)
-        epochs = read_recipe(paths[0], self.overrides)["trainer"]["max_epochs"]
-        cells = [Cell(path, tuple(self.overrides)) for path in paths]
-        trainings = [cell.training(seed, _of_seed(seed, epochs), folder) for seed in self.seeds for cell in cells]
-        return remaining(trainings, None if self.ledger is None else Ledger(self.ledger))
+        return self.plan().left()
 
     def study(self, workers: int = 2, write: Path | None = None, progress: Say = silent) -> Study:
         """Trains what is left, and decides the papers' claims.
@@ -70,26 +83,15 @@ class Runs:
                 figures go next to it. Figures of the inside are drawn only if the runs with the first seed are in
                 `folder`; else those next to the page stay in it.
             progress: called with a line whenever a run is complete; `print`, for example.
-
-        Raises ValueError, before anything is trained, for a folder without recipes, recipes that differ in more than
-        model and learning rate, a page without marks, or a folder with other runs.
         """
         name, folder = self.name, user_path(self.folder)
         if write is not None:
             check_marks(write, *marks(name))
-        plans = read_variants(self.recipes, self.overrides)
-        epochs = plans[0].values["trainer"]["max_epochs"]
-        comparison = train_plans(
-            plans,
-            folder,
-            self.seeds,
-            workers,
-            baselines_of(self.recipes),
-            each_seed=lambda seed: _of_seed(seed, epochs),
-            progress=progress,
-            ledger=None if self.ledger is None else Ledger(self.ledger),
-        )
-        comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
+        plan = self.plan()
+        check_alike(plan.candidates)
+        comparison = plan.train(workers, progress=progress)
+        about = _about(plan.candidates[0], comparison.about)
+        comparison = replace(comparison, rows=best_first(comparison.rows), about=about)
         numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
         runs = _measured_runs(comparison.rows, folder, self.seeds.start)
         first = {name: of_run(run) for name, run in runs.items()}
@@ -105,11 +107,6 @@ class Runs:
             copy_figures(folder, f"{name}*.svg", write)
             replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
         return result
-
-
-def _of_seed(seed: int, epochs: int) -> tuple[str, ...]:
-    """The settings of the runs with a seed; order, augmentation and initialization follow the seed already."""
-    return f"data.split={seed}", f"trainer.check_val_every_n_epoch={epochs}"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -154,22 +151,15 @@ def variants_of(recipes: Path) -> list[Path]:
     return paths
 
 
-def read_variants(recipes: Path, overrides: Sequence[str] = ()) -> list[Plan]:
-    """Every recipe of the folder except base.yaml, with these `key.key=value`, the baselines first.
-
-    Raises ValueError as variants_of, and if two recipes differ in more than model and learning rate.
-    """
-    paths, baselines = variants_of(recipes), baselines_of(recipes)
-    plans = [Plan.of(Cell(path, tuple(overrides))) for path in paths]
-    common = [_common(plan.values) for plan in plans]
-    for path, values in zip(paths, common, strict=True):
+def check_alike(candidates: Sequence[Candidate]) -> None:
+    """Raises ValueError if two recipes differ in more than model and learning rate."""
+    common = [_common(candidate.values) for candidate in candidates]
+    for candidate, values in zip(candidates, common, strict=True):
         if values != common[0]:
             raise ValueError(
-                f"The recipes {paths[0]} and {path} differ in more than model and learning rate, but a study"
-                " trains all alike: move the other settings to base.yaml."
+                f"The recipes {candidates[0].cell.recipe} and {candidate.cell.recipe} differ in more than model and"
+                " learning rate, but a study trains all alike: move the other settings to base.yaml."
             )
-    plans = [replace(plan, cell=replace(plan.cell, group=_group(plan.cell.name), look=_look(plan))) for plan in plans]
-    return sorted(plans, key=lambda plan: (plan.cell.name not in baselines, plan.cell.name))
 
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,20 +173,16 @@ def _group(name: str) -> str:
     return f"Parts of {parent.upper()}" if parent in TAKEN_APART and name not in MECHANISMS else "Mechanisms"
 
 
-def _look(plan: Plan) -> Callable[[Path], Mapping[str, float]] | None:
-    return inside.numbers_of if plan.cell.name in inside.MEASURED else None
-
-
 def best_first(rows: Sequence[Row]) -> list[Row]:
     """The rows by group, each group from best to worst; rows whose runs all diverged come last."""
     return sorted(rows, key=lambda row: (row.group, -row.mean.mean if row.mean.count else float("inf")))
 
 
-def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
-    source = plan.source
+def _about(candidate: Candidate, about: Mapping[str, Any]) -> dict[str, Any]:
+    source = candidate.source
     images = {"train_images": source.train_set(), "held_out_images": source.val_set()}
     counts = {name: len(cast(Sized, data)) for name, data in images.items()}
-    drawn = plan.values["data"].get("held_out") and not getattr(source, "divided", False)
+    drawn = candidate.values["data"].get("held_out") and not getattr(source, "divided", False)
     seeded = "the split, " if drawn else ""
     return {**about, "size": list(source.preprocessing.size), "seeded": seeded, **counts}
 

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evidence import inside
-from evidence.claims import ACCURACY, ALPHA, MARGIN, RELEVANT, Verdict
+from evidence.claims import ACCURACY, ALPHA, FAILS, HOLDS, MARGIN, RELEVANT, UNCLEAR, Verdict, found_with, power_within
 from evidence.inside import Shown
-from evidence.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.analysis.figures import SMALL, WIDTH, colour_of, literal, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
@@ -134,7 +133,7 @@ class Study:
                 "source": verdict.claim.source,
                 "what differs": verdict.claim.differs or "–",
                 "measured": between.join(effect.words for effect in verdict.effects),
-                "p": _p(verdict.p),
+                "p": p_text(verdict.p),
                 "verdict": verdict.outcome,
             }
             for verdict in self.verdicts
@@ -193,7 +192,8 @@ def claim_lines(study: str, data: str, verdicts: Sequence[Verdict]) -> list[list
     return lines
 
 
-def _p(p: float | None) -> str:
+def p_text(p: float | None) -> str:
+    """As on the pages."""
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -219,7 +219,9 @@ def group_figure(rows: Sequence[Row], baselines: Sequence[str], words: str) -> F
                 place, color=colour_of(name), linestyle=style, linewidth=1, label=literal(f"mean of {name}"), zorder=0
             )
     panels[-1].set_xlabel(words)
-    panels[-1].set_xlim(*_limits(rows))
+    ends = [end for row in rows for end in (*row.measures, row.mean.low, row.mean.high) if math.isfinite(end)]
+    # around every interval, but never beyond the range of a share
+    panels[-1].set_xlim(max(0.0, min([*ends, 100.0]) - 1), min(100.0, max([*ends, 0.0]) + 1))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=SMALL)
     return figure
@@ -237,16 +239,7 @@ def _draw_group(panel: Axes, rows: Sequence[Row]) -> None:
         ends = [row.mean.low, row.mean.high] if math.isfinite(row.mean.low) else [row.mean.mean] * 2
         panel.plot(ends, [place] * 2, color=colour, linewidth=1.6)
         panel.plot(row.mean.mean, place, "o", color=colour, markersize=6)
-    panel.set_yticks(range(len(rows)), [_label(row) for row in rows])
+    lost = [f" ({row.diverged} of {len(row.measures)} diverged)" if row.diverged else "" for row in rows]
+    panel.set_yticks(range(len(rows)), [literal(row.name + words) for row, words in zip(rows, lost, strict=True)])
     panel.set_ylim(len(rows) - 0.4, -0.6)
     panel.grid(visible=False, axis="y")
-
-
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Around every interval, but never beyond the range of a share."""
-    ends = [end for row in rows for end in (*row.measures, row.mean.low, row.mean.high) if math.isfinite(end)]
-    return max(0.0, min([*ends, 100.0]) - 1), min(100.0, max([*ends, 0.0]) + 1)
-
-
-def _label(row: Row) -> str:
-    return literal(f"{row.name} ({row.diverged} of {len(row.measures)} diverged)" if row.diverged else row.name)

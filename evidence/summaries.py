@@ -11,17 +11,27 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from evidence import inside, speeds
-from evidence.claims import ACCURACY, ALPHA, CLAIMS, CONTROL, MARGIN, Claim, Numbers, Verdict, verdicts
+from evidence.claims import (
+    ACCURACY,
+    ALPHA,
+    CLAIMS,
+    CONTROL,
+    MARGIN,
+    UNCLEAR,
+    Claim,
+    Numbers,
+    Verdict,
+    p_above,
+    verdicts,
+)
 from evidence.rows import EVIDENCE, Claims, Comparison
-from evidence.statistics import UNCLEAR, p_above
-from evidence.study_page import CLAIM_COLUMNS, claim_lines
+from evidence.study_page import CLAIM_COLUMNS, claim_lines, p_text
 from evidence.table import AN4, BOOKS, CIFAR10, DENSE, LINEARIZE, PAPERS
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.files import write_text
 from linvit.runs.tasks import RUNS
-from linvit.studies.plan import compared
-from linvit.studies.statistics import Estimate, estimate, holm
-from linvit.studies.table import Row
+from linvit.studies.comparison import compared
+from linvit.studies.table import Estimate, Row, estimate, holm
 from linvit.tasks.measures import Measure
 from linvit.tasks.students import ERRORS
 
@@ -104,13 +114,13 @@ TEACHERS = {"linearize_tune": "teachers/vit.md", "linearize_pyramid_tune": "bodi
 
 def results(ledger: str) -> dict[tuple[str, str | None, int], Mapping[str, Mapping[str, float]]]:
     """(recipe, value, seed) → the result of the run."""
-    found = {}
+    by_run = {}
     for line in (EVIDENCE / f"{ledger}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         match = LABEL.fullmatch(row["run"])
         assert match, row["run"]
-        found[match[1], match[2], int(match[3])] = row["result"]
-    return found
+        by_run[match[1], match[2], int(match[3])] = row["result"]
+    return by_run
 
 
 def numbers(study: str) -> Numbers:
@@ -187,11 +197,6 @@ def claims_csv() -> str:
     return text.getvalue()
 
 
-def p_text(p: float) -> str:
-    """As on the pages."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def later_table() -> str:
     """The claims that were asked later."""
     cells = [
@@ -229,9 +234,9 @@ def interval(value: Estimate, digits: int) -> str:
 def against(other: str) -> dict[str, tuple[Estimate, float]]:
     """MALA against another mechanism in every table of another task that has both, p corrected over these tables."""
     names = [name for name, row in TABLES_OF_TASKS.items() if other in map(_mechanism, row.names)]
-    found = [difference(name, "mala", other) for name in names]
-    corrected = holm([value.p for value in found])
-    return {name: (value, p) for name, value, p in zip(names, found, corrected, strict=True)}
+    estimates = [difference(name, "mala", other) for name in names]
+    corrected = holm([value.p for value in estimates])
+    return {name: (value, p) for name, value, p in zip(names, estimates, corrected, strict=True)}
 
 
 def tasks_table() -> str:
@@ -241,8 +246,8 @@ def tasks_table() -> str:
     for name, row in TABLES_OF_TASKS.items():
         measure = measure_of(row)
         shown = {"table": row.title, "score": f"{measure.label}{' (lower is better)' * measure.lower_is_better}"}
-        for other, found in columns.items():
-            value, p = found.get(name, (None, 1.0))
+        for other, estimates in columns.items():
+            value, p = estimates.get(name, (None, 1.0))
             shown[f"MALA − {other}"] = interval(value, measure.digits) if value else "–"
             shown[f"p {other}"] = p_text(value.p) if value else "–"
             shown[f"p {other}, over the tables"] = p_text(p) if value else "–"
@@ -252,14 +257,14 @@ def tasks_table() -> str:
 
 def teacher(page: str) -> float:
     """Top-1 of a card, in %."""
-    found = re.search(r"top-1, held out \| ([\d.]+) %", (EVIDENCE / page).read_text(encoding="utf-8"))
-    assert found, page
-    return float(found[1])
+    match = re.search(r"top-1, held out \| ([\d.]+) %", (EVIDENCE / page).read_text(encoding="utf-8"))
+    assert match, page
+    return float(match[1])
 
 
 def kept() -> dict[str, dict[str, tuple[Estimate, float]]]:
     """Ledger → mechanism → tuned student minus teacher, and the corrected p of a loss of less than a point."""
-    found = {}
+    by_ledger = {}
     for ledger, page in TEACHERS.items():
         runs = results(ledger)
         each = {
@@ -268,10 +273,10 @@ def kept() -> dict[str, dict[str, tuple[Estimate, float]]]:
             if (name, seed) == ("tune", 0)
         }
         corrected = holm([p_above(values, -MARGIN) for values in each.values()])
-        found[ledger] = {
+        by_ledger[ledger] = {
             str(value): (estimate(values), p) for (value, values), p in zip(each.items(), corrected, strict=True)
         }
-    return found
+    return by_ledger
 
 
 def kept_table() -> str:

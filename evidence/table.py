@@ -373,10 +373,7 @@ ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 
 
 def chosen(names: list[str]) -> list[Row]:
-    """The rows with these names, or in these groups, in the order of the table.
-
-    Raises ValueError for a name that is in neither.
-    """
+    """The rows with these names, or in these groups, in the order of the table."""
     groups = GROUPS | {"all": tuple(row for name in ALL for row in GROUPS[name])}
     rows: list[Row] = []
     for name in names:

@@ -4,10 +4,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
 
+from linvit.bench.options import NetworkOptions, OperatorOptions, Options, TrainingOptions
+from linvit.ranges import OneOf
 from linvit_cli.failures import STOPPED, say
 from linvit_cli.parser import examples, image_size, listing, number, whole
 from linvit_cli.run_arguments import add_keep_memory, set_allocator
@@ -19,21 +23,23 @@ if TYPE_CHECKING:
 HELP = "Time operators, networks and training steps next to named peers."
 EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")
 WRONG = 1
+Words = dict[str, tuple[str | None, str]]
+"""Field → metavar and help."""
 CLEARED, WIDEST, SECONDS_APART = "\r\x1b[K", 79, 10
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit bench KIND [NAME ...] [options]"
-    command.description = f"{HELP}\n\nkinds:\n{listing({name: text for name, (_, text, _) in KINDS.items()})}"
+    command.description = f"{HELP}\n\nkinds:\n{listing({name: kind.text for name, kind in KINDS.items()})}"
     kinds = command.add_subparsers(
         dest="kind", required=True, metavar="KIND", prog="linvit bench", help=argparse.SUPPRESS
     )
-    for name, (add, text, shown) in KINDS.items():
-        # the defaults are in each kind's Options, in linvit.bench
-        kind = kinds.add_parser(name, description=text, epilog=examples(*shown), argument_default=argparse.SUPPRESS)
-        kind.usage = f"linvit bench {name} [NAME ...] [options]"
-        add(kind)
-        add_output(kind)
+    for name, kind in KINDS.items():
+        parser = kinds.add_parser(
+            name, description=kind.text, epilog=examples(kind.example), argument_default=argparse.SUPPRESS
+        )
+        parser.usage = f"linvit bench {name} [NAME ...] [options]"
+        add_kind(parser, kind.options, kind.words | HOW)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,14 +71,14 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
     """Shows the table, with --json one more line, and writes the files of --output."""
     from rich import box
 
-    from linvit.bench import kinds, page
+    from linvit.bench import page
 
     table = page.cells(report)
     show_rows(table, left=page.words(table), box=box.MARKDOWN)
     for sentence in page.sentences(report):
         show(sentence)
     if options.output is not None:
-        kinds.save(report, options.output)
+        page.save(report, options.output)
         say(f"Page: {options.output}/report.html; the figures and bench.json are next to it.", 0)
     if options.json:
         show(json.dumps(report.as_dict()))
@@ -114,7 +120,25 @@ class Shown:
         say(f"{self.printed - self.start:.0f} s  {line}", 0)
 
 
-def add_output(kind: argparse.ArgumentParser) -> None:
+def add_kind(kind: argparse.ArgumentParser, options: type[Options], words: Words) -> None:
+    """A flag for each field of the options that has words, then those of the output; names come without a flag."""
+    what, how = (kind.add_argument_group(f"{word} to measure") for word in ("what", "how"))
+    shared = [field.name for field in fields(Options)]
+    for field in fields(options):
+        if field.name not in words:
+            continue
+        group, values = how if field.name in shared else what, _values(field.type)
+        metavar, text = words[field.name]
+        if field.type is not bool:
+            values["metavar"] = metavar
+            text = text if "default: " in text else f"{text} (default: {_typed(field.default)})"
+        if field.name in ("names", "operators", "peers"):
+            values["nargs"] = "*"
+        if field.name in ("names", "operators"):
+            group.add_argument(field.name, help=text, **values)
+        else:
+            flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            group.add_argument(flag, dest=field.name, help=text, **values)
     output = kind.add_argument_group("output")
     text = "folder for bench.json and the figures (default: none)"
     output.add_argument("--output", type=Path, metavar="FOLDER", help=text)
@@ -125,90 +149,99 @@ def add_output(kind: argparse.ArgumentParser) -> None:
     kind.set_defaults(keep_memory=False, json=False, output=None)
 
 
-def _add_measuring(kind: argparse.ArgumentParser, rounds: int) -> None:
-    group = kind.add_argument_group("how to measure")
-    text = "cuda is timed by GPU events and CUDA graphs (default: cpu)"
-    group.add_argument("--device", choices=("cpu", "cuda"), help=text)
-    text = "threads of torch: one is timed in CPU time, more in wall time (default: 1)"
-    group.add_argument("--threads", metavar="N", type=whole, help=text)
-    text = f"rounds; in each, every variant is timed once (default: {rounds})"
-    group.add_argument("--rounds", metavar="N", type=whole, help=text)
-    text = "time budget per size; at least three rounds are always made (default: none)"
-    group.add_argument("--seconds", metavar="S", type=number, help=text)
-    group.add_argument("--seed", metavar="N", type=whole, help="seed of inputs and weights (default: 0)")
-    group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
+def _values(annotation: Any) -> dict[str, Any]:
+    """Type, choices and number of the values of an annotation, as argparse takes them."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation is bool:
+        return {"action": "store_true"}
+    if origin is Sequence:
+        return {**_values(inner[0]), "nargs": "+"}
+    if origin in (Union, UnionType):
+        return _values(inner[0])
+    if origin is Annotated:
+        return _values(inner[0]) | ({"choices": inner[1].values} if isinstance(inner[1], OneOf) else {})
+    return {"type": image_size if origin is tuple else {int: whole, float: number}.get(annotation, str)}
 
 
-def _add_op(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "mechanisms of `linvit models` (default: rala mala linear)"
-    what.add_argument("operators", metavar="OPERATOR", nargs="*", help=text)
-    text = "plain, compiled, cpp, triton, reference (the released order), sdpa (default: plain reference sdpa)"
-    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
-    text = "float32, bfloat16, float16 (default: float32)"
-    what.add_argument("--dtypes", nargs="+", metavar="DTYPE", help=text)
-    text = "numbers of tokens (default: 49 196 784 3136 12544 50176)"
-    what.add_argument("--tokens", nargs="+", type=whole, metavar="N", help=text)
-    what.add_argument("--batch", metavar="N", type=whole, help="batch size (default: 1)")
-    what.add_argument("--heads", metavar="N", type=whole, help="number of heads (default: 4)")
-    what.add_argument("--width", metavar="N", type=whole, help="channels per head (default: 64)")
-    what.add_argument("--backward", action="store_true", help="time forward and backward pass together")
-    text = "order of the inputs in memory: heads, tokens or map, or own: the best for each variant (default: heads)"
-    what.add_argument("--layout", metavar="LAYOUT", help=text)
-    text = "largest number of tokens for softmax attention (default: 12544)"
-    what.add_argument("--sdpa-tokens", type=whole, metavar="N", help=text)
-    _add_measuring(kind, rounds=9)
+def _typed(value: Any) -> str:
+    """A default as it is typed: 49 196, or 64 for a square of 64 px."""
+    if isinstance(value, tuple):
+        square = len(value) == 2 and value[0] == value[1]
+        return _typed(value[0]) if square else " ".join(map(_typed, value))
+    return "none" if value is None else str(value)
 
 
-def _add_model(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "networks of `linvit models` (default: ravlt_tiny mavit_tiny care_s0)"
-    what.add_argument("names", metavar="NETWORK", nargs="*", help=text)
-    text = "such as fused+bf16; docs/evidence/benchmarks.md lists the parts (default: plain reference fused)"
-    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
-    text = "networks of timm to compare with (default: six, from swin_tiny to mobilenetv4; none: --peers without names)"
-    what.add_argument("--peers", nargs="*", metavar="NETWORK", help=text)
-    text = "variants of the peers (default: plain fused)"
-    what.add_argument("--peer-variants", nargs="+", metavar="VARIANT", help=text)
-    _add_sizes(what, "sides, or HEIGHTxWIDTH such as 1024x2048, in pixels (default: 224)")
-    _add_measuring(kind, rounds=7)
+FLAGS = {"batches": "--batch", "curve_steps": "--curves"}
+NETWORKS = ("NETWORK", "networks of `linvit models`")
+HOW: Words = {
+    "device": (None, "cuda is timed by GPU events and CUDA graphs"),
+    "threads": ("N", "threads of torch: one is timed in CPU time, more in wall time"),
+    "rounds": ("N", "rounds; in each, every variant is timed once"),
+    "seconds": ("S", "time budget per size; at least three rounds are always made"),
+    "seed": ("N", "seed of inputs and weights"),
+    "memory": (None, "also measure the peak memory of each variant"),
+}
+"""Those of every kind."""
 
 
-def _add_sizes(group: argparse._ArgumentGroup, text: str) -> None:
-    group.add_argument("--sizes", nargs="+", type=image_size, metavar="SIZE", help=text)
-    group.add_argument("--batch", dest="batches", nargs="+", type=whole, metavar="N", help="batch sizes (default: 1)")
+class Kind(NamedTuple):
+    """A kind of benchmark: its options, whose fields are the flags, and the words of its help."""
+
+    options: type[Options]
+    text: str
+    example: str
+    words: Words
 
 
-def _add_train(kind: argparse.ArgumentParser) -> None:
-    what = kind.add_argument_group("what to measure")
-    text = "networks of `linvit models` (default: ravlt_tiny mavit_tiny care_s0)"
-    what.add_argument("names", metavar="NETWORK", nargs="*", help=text)
-    text = "such as channels_last+bf16 (default: plain reference channels_last bf16 checkpointing)"
-    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
-    text = "side, or HEIGHTxWIDTH, in pixels (default: 224)"
-    what.add_argument("--size", type=image_size, metavar="SIZE", help=text)
-    what.add_argument("--batch", type=whole, metavar="N", help="batch size, 2 or more (default: 4)")
-    text = "also compare the loss curves of this many steps (default: 0, off)"
-    what.add_argument("--curves", dest="curve_steps", type=whole, metavar="STEPS", help=text)
-    text = "side of the images of the loss curves, in pixels (default: 64)"
-    what.add_argument("--curve-size", type=image_size, metavar="SIZE", help=text)
-    _add_measuring(kind, rounds=3)
-
-
-KINDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str, tuple[str, ...]]] = {
-    "op": (
-        _add_op,
+KINDS = {
+    "op": Kind(
+        OperatorOptions,
         "Time the attention operator against softmax attention.",
-        ("linvit bench op rala --tokens 196 784 --memory",),
+        "linvit bench op rala --tokens 196 784 --memory",
+        {
+            "operators": ("OPERATOR", "mechanisms of `linvit models`"),
+            "variants": ("VARIANT", "plain, compiled, cpp, triton, reference (the released order), sdpa"),
+            "dtypes": ("DTYPE", "float32, bfloat16, float16"),
+            "tokens": ("N", "numbers of tokens"),
+            "batch": ("N", "batch size"),
+            "heads": ("N", "number of heads"),
+            "width": ("N", "channels per head"),
+            "backward": (None, "time forward and backward pass together"),
+            "layout": (
+                "LAYOUT",
+                "order of the inputs in memory: heads, tokens, map, or own: the best for each variant",
+            ),
+            "sdpa_tokens": ("N", "largest number of tokens for softmax attention"),
+        },
     ),
-    "model": (
-        _add_model,
+    "model": Kind(
+        NetworkOptions,
         "Time whole networks next to networks of timm.",
-        ("linvit bench model ravlt_tiny --variants plain fused --peers convnext_tiny --batch 1 8",),
+        "linvit bench model ravlt_tiny --variants plain fused --peers convnext_tiny --batch 1 8",
+        {
+            "names": NETWORKS,
+            "variants": ("VARIANT", "such as fused+bf16; docs/evidence/benchmarks.md lists the parts"),
+            "peers": (
+                "NETWORK",
+                "networks of timm to compare with (default: six, from swin_tiny to mobilenetv4; none: --peers without"
+                " names)",
+            ),
+            "peer_variants": ("VARIANT", "variants of the peers"),
+            "sizes": ("SIZE", "sides, or HEIGHTxWIDTH such as 1024x2048, in pixels"),
+            "batches": ("N", "batch sizes"),
+        },
     ),
-    "train": (
-        _add_train,
+    "train": Kind(
+        TrainingOptions,
         "Time training steps, and compare loss curves.",
-        ("linvit bench train care_s0 --variants plain bf16 --curves 50",),
+        "linvit bench train care_s0 --variants plain bf16 --curves 50",
+        {
+            "names": NETWORKS,
+            "variants": ("VARIANT", "such as channels_last+bf16"),
+            "size": ("SIZE", "side, or HEIGHTxWIDTH, in pixels"),
+            "batch": ("N", "batch size, 2 or more"),
+            "curve_steps": ("STEPS", "also compare the loss curves of this many steps; 0: none"),
+            "curve_size": ("SIZE", "side of the images of the loss curves, in pixels"),
+        },
     ),
 }

@@ -41,12 +41,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from linvit.studies import compare
-    from linvit.studies.comparison import remaining_runs
+    from linvit.studies.comparison import plan_comparison
     from linvit.studies.table import STEM, about_line
 
     if options.left:
         settings = (options.seeds, options.over, options.set, options.ledger, options.first_seed)
-        show(f"{options.folder}: {remaining_runs(options.recipes, options.folder, *settings)}")
+        show(f"{options.folder}: {plan_comparison(options.recipes, options.folder, *settings).left()}")
         return 0
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
     rest = (options.ledger, options.write, options.first_seed)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from linvit.allocator import keep_memory
-from linvit.analysis.cost import count_batch, count_cost, count_pass
-from linvit.analysis.dense_cost import count_dense_cost
+from linvit.analysis.cost import count_batch, count_cost, count_dense_cost, count_pass
 from linvit.analysis.magnitude import compare_readouts, measure_magnitude
 from linvit.analysis.probe import attention_layers, probe, visit
 from linvit.analysis.rank import measure_ranks, rank_measures

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted([*(ROOT / "linvit").rglob("*.py"), *(ROOT / "linvit_cli").rglob("*.py")])
+FILES = sorted(path for folder in ("linvit", "linvit_cli", "evidence") for path in (ROOT / folder).rglob("*.py"))
 EMPTY = {"one", "part", "found", "own", "told"}  # what do they hold?
 ROOTS = ("judge", "judging", "heard", "hearing", "listen", "mixer")  # words of other ideas, in any name
 PAPERS = {"TokenMixer", "FusedMixer", "mixer"}  # CARE's own word for its token mixer

@@ -23,28 +23,31 @@ from linvit_cli.run_arguments import recipe_overrides
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
-generated = pytest.importorskip("generated")
 public = pytest.importorskip("public")
 network_card = pytest.importorskip("model_cards").network_card
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return generated.pages()
+    return public.generated_pages()
 
 
 def test_every_public_name_is_documented_and_in_the_reference(pages):
     assert public.undocumented() == []
     text = "\n".join(page for name, page in pages.items() if name.startswith("reference/python/"))
     written = {name.removesuffix(".__init__") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    for name in (*public.offered("linvit"), *public.offered("linvit.ops"), *public.mentioned(public.pages())):
+    for name in (
+        *public.offered("linvit"),
+        *public.offered("linvit.ops"),
+        *public.mentioned(public.written_pages()),
+    ):
         assert name in written or public.home_of(name) in {public.home_of(other) for other in written}, name
 
 
 def test_a_public_name_without_docstring_ends_the_build(monkeypatch):
     monkeypatch.setattr("linvit.ops.merge.__doc__", None)
     with pytest.raises(ValueError, match=r"no docstring: linvit\.ops\.merge"):
-        generated.python_pages.pages()
+        public.python_pages()
 
 
 def leaves(parser):

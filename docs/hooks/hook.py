@@ -5,19 +5,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-import generated
 import notebook_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from public import FROM_THE_ROOT, ROOT, generated_pages
 
-EXPLORER = generated.ROOT / "build" / "explorer"
+EXPLORER = ROOT / "build" / "explorer"
 EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built
 OUTSIDE = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md|notebooks/[\w-]+\.ipynb)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in generated.pages().items():
+    for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
     for path, content in notebook_pages.pages():
         files.append(File.generated(config, path, content=content))
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     folder = posixpath.dirname(page.file.src_uri)
 
     def copy(match: re.Match[str]) -> str:
-        place = generated.FROM_THE_ROOT.get(match[1], match[1].replace(".ipynb", ".md"))
+        place = FROM_THE_ROOT.get(match[1], match[1].replace(".ipynb", ".md"))
         return f"]({posixpath.relpath(place, folder)}"
 
     link = f"[Open the explorer]({posixpath.relpath('explorer/index.html', folder)})" if explorer_files() else ""

@@ -1,17 +1,15 @@
 """Kinds of benchmarks that only our own pages need; importing this package adds them to those of `linvit bench`."""
 
-from typing import Any
-
 from evidence.bench import decoding, precision, sampling, segmentation, streaming
 from linvit.bench import page
-from linvit.bench.kinds import KINDS
+from linvit.bench.kinds import KINDS, Kind
 
-OURS: dict[str, Any] = {
+for name, module in {
     "decoding": decoding,
     "sampling": sampling,
     "memory": segmentation,
     "streaming": streaming,
     "precision": precision,
-}
-KINDS.update(OURS)
-page.COLUMNS.update({name: kind.COLUMNS for name, kind in OURS.items()})
+}.items():
+    KINDS[name] = Kind(module.Options, module.measure)
+    page.COLUMNS[name] = module.COLUMNS

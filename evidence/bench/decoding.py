@@ -4,17 +4,17 @@ One sequence, mechanisms in turn. The memory of a row is the decoder's cache.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from linvit.bench import rows
 from linvit.bench.clock import Call
 from linvit.bench.exactness import TOLERANCES, check
-from linvit.bench.memory import MEBIBYTE
+from linvit.bench.machine import MEBIBYTE
+from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, TIME, TOKENS, Cell, against, number
-from linvit.bench.rows import Progress, Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache
@@ -39,7 +39,7 @@ COLUMNS: dict[str, Cell] = {
 
 
 @dataclass(frozen=True)
-class Options(rows.Options):
+class Options(CommonOptions):
     """Mechanisms in one decoder, and lengths of the context in tokens."""
 
     names: Sequence[str] = ("softmax", "linear", "mala", "rala")
@@ -66,27 +66,23 @@ class Options(rows.Options):
 
 @torch.inference_mode()
 def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Checks a step of every mechanism against the forward pass, then times one token after every context.
-
-    Raises WrongResultError before anything is timed, if a mechanism is wrong.
-    """
+    """Checks a step of every mechanism against the forward pass, then times one token after every context."""
     torch.manual_seed(options.seed)
-    networks = {}
-    for name in options.names:
-        network = options.decoder(name, "cpu").eval().to(options.device)
-        networks[name] = network, _error(name, network, options.device)
-    for context in options.contexts:
-        progress.group(f"{options.network} after {context:,} tokens", options.rounds)
-        calls: dict[str, Timed] = {}
-        for name, (network, error) in networks.items():
-            progress.say(f"reading {context:,} tokens with {name}")
-            memory = filled(network, context)
-            row = Row(name, options.network, "float32", 1, options.threads, "token", tokens=context, error=error)
-            row.peak_mib = memory.num_bytes() / MEBIBYTE
-            report.rows.append(row)
-            calls[name] = Timed(row, step(network, memory), rivals={"softmax": "softmax"})
-        rows.time_all(calls, options, progress, graphs=False)
-    report.findings["growth"] = rows.growth(report.rows)
+    networks = {name: options.decoder(name, "cpu").eval().to(options.device) for name in options.names}
+    errors = {name: _error(name, network, options.device) for name, network in networks.items()}
+
+    def trial(name: str, context: int) -> Trial:
+        memory = filled(networks[name], context)
+        row = Row(name, options.network, "float32", 1, options.threads, "token", tokens=context, error=errors[name])
+        row.peak_mib = memory.num_bytes() / MEBIBYTE
+        return Trial(row, name, make=lambda: step(networks[name], memory), rivals={"softmax": "softmax"})
+
+    groups = (
+        (f"{options.network} after {context:,} tokens", (trial(name, context) for name in networks))
+        for context in options.contexts
+    )
+    measure_groups(groups, replace(options, memory=False), report, progress, graphs=False)
+    report.findings["growth"] = growth(report.rows)
 
 
 def _error(name: str, network: Decoder, device: str) -> float:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linvit.bench import reference, rows
+from linvit.bench import reference
 from linvit.bench.exactness import TOLERANCES, check, relative_error
 from linvit.bench.operators import DTYPES
+from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import TOKENS, Cell, formatted
 from linvit.bench.rows import Progress, Report, Row
 from linvit.ops import mala, rala
@@ -47,7 +48,7 @@ COLUMNS: dict[str, Cell] = {
 
 
 @dataclass(frozen=True)
-class Options(rows.Options):
+class Options(CommonOptions):
     """Queries, keys and values are drawn from N(0, deviation²)."""
 
     names: Sequence[str] = tuple(OPERATORS)

@@ -10,11 +10,12 @@ from typing import cast
 import torch
 
 from evidence.bench.decoding import MECHANISM, per_second
-from linvit.bench import memory, rows
-from linvit.bench.exactness import TOLERANCES, check
+from linvit.bench import machine
+from linvit.bench.exactness import TOLERANCES
 from linvit.bench.networks import randomised
+from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
-from linvit.bench.rows import Progress, Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
 from linvit.models.dit import DiT, Side
 from linvit.models.registry import create
 
@@ -27,7 +28,7 @@ COLUMNS: dict[str, Cell] = {
 
 
 @dataclass(frozen=True)
-class Options(rows.Options):
+class Options(CommonOptions):
     """Mechanisms in one DiT, and sides of the square images in pixels."""
 
     names: Sequence[str] = ("softmax", "mala")
@@ -50,29 +51,30 @@ def _network(options: Options, name: str, side: int, device: str | None = None) 
 
 @torch.inference_mode()
 def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Checks every mechanism against itself in float64, then times one pass of one image, side by side.
-
-    Raises WrongResultError before anything of that side is timed, if a mechanism is wrong.
-    """
+    """Checks every mechanism against itself in float64, then times one pass of one image, side by side."""
     torch.manual_seed(options.seed)
-    for side in options.sides:
-        progress.group(f"{options.network}, {side} × {side} px", options.rounds)
-        calls: dict[str, Timed] = {}
-        for name in options.names:
-            progress.say(f"checking {name}")
-            network = _network(options, name, side)
-            randomised(network, options.seed)
-            image = torch.randn(1, network.channels, side, side, device=options.device)
-            numbers = [torch.tensor([value], device=options.device) for value in (500, 1)]  # time and class
-            tokens = (side // network.patch_size) ** 2
-            row = Row(name, options.network, "float32", 1, options.threads, tokens=tokens, size=(side, side))
-            exact = deepcopy(network).double()(image.double(), *numbers)
-            tolerance = TOLERANCES[torch.float32]
-            row.error = check(f"{name} at {side} px", (network(image, *numbers),), (exact,), tolerance)
-            report.rows.append(row)
-            call = partial(network, image, *numbers)
-            if options.memory:
-                row.peak_mib = (memory.peak_above if options.device == "cpu" else memory.peak_above_on_gpu)(call)
-            calls[name] = Timed(row, call, rivals={"softmax": "softmax"})
-        rows.time_all(calls, options, progress)
-    report.findings["growth"] = rows.growth(report.rows)
+    groups = (
+        (f"{options.network}, {side} × {side} px", (_trial(options, name, side) for name in options.names))
+        for side in options.sides
+    )
+    measure_groups(groups, options, report, progress)
+    report.findings["growth"] = growth(report.rows)
+
+
+def _trial(options: Options, name: str, side: int) -> Trial:
+    network = _network(options, name, side)
+    randomised(network, options.seed)
+    image = torch.randn(1, network.channels, side, side, device=options.device)
+    numbers = [torch.tensor([value], device=options.device) for value in (500, 1)]  # time and class
+    tokens = (side // network.patch_size) ** 2
+    return Trial(
+        Row(name, options.network, "float32", 1, options.threads, tokens=tokens, size=(side, side)),
+        f"{name} at {side} px",
+        make=lambda: partial(network, image, *numbers),
+        expected=lambda: (deepcopy(network).double()(image.double(), *numbers),),
+        tolerance=TOLERANCES[torch.float32],
+        results=lambda call: (call(),),
+        excused=(),
+        peak=machine.peak_above if options.device == "cpu" else machine.peak_above_on_gpu,
+        rivals={"softmax": f"softmax at {side} px"},
+    )

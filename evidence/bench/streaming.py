@@ -9,11 +9,11 @@ import timm
 import torch
 from torch import Tensor
 
-from linvit.bench import rows
 from linvit.bench.exactness import TOLERANCES, check
-from linvit.bench.memory import in_new_process, peak_above
+from linvit.bench.machine import in_new_process, peak_above
+from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import OF_NETWORKS
-from linvit.bench.rows import Progress, Report, Row
+from linvit.bench.rows import Progress, Report, Row, growth
 from linvit.environment import memory
 from linvit.ranges import Count, Range
 from linvit.streaming import run_in_strips
@@ -25,7 +25,7 @@ COLUMNS = OF_NETWORKS
 
 
 @dataclass(frozen=True)
-class Options(rows.Options):
+class Options(CommonOptions):
     """Options of Networks, sides of the square images in pixels, GiB for a strip's maps."""
 
     names: Sequence[str] = ("mavit_tiny_linear",)
@@ -50,10 +50,7 @@ class Noise:
 
 
 def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Measures both, and checks the streamed logits against the ordinary ones where these fit into memory.
-
-    Raises WrongResultError if they differ.
-    """
+    """Measures both, and checks the streamed logits against the ordinary ones where these fit into memory."""
     for name in options.names:
         for side in options.sides:
             progress.group(f"{name}, {side} × {side} px", 2)
@@ -63,8 +60,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
                 tolerance = TOLERANCES[torch.float32]
                 streamed.error = check(f"{name} at {side} px", (logits,), (expected,), tolerance)
                 streamed.base, streamed.ratio = f"{name} plain float32", plain.median_ms / streamed.median_ms
-    report.findings["growth"] = rows.growth(report.rows)
-    report.findings["memory_growth"] = rows.growth(report.rows, quantity="peak_mib")
+    report.findings["growth"] = growth(report.rows)
+    report.findings["memory_growth"] = growth(report.rows, quantity="peak_mib")
 
 
 def _measured(

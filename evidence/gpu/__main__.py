@@ -100,9 +100,9 @@ def state(job: Job, folder: Path) -> tuple[str, bool]:
     from evidence.gpu import rows
 
     cases = {case.name: rows.code_digest(case.code, exact=False) for case in job.cases(False)}
-    found = rows.read(folder, job.name)
-    card, count = rows.most_complete(cases, found)
-    where = f" on {card}" if count else ", and rows of older code" if found else ""
+    noted = rows.read(folder, job.name)
+    card, count = rows.most_complete(cases, noted)
+    where = f" on {card}" if count else ", and rows of older code" if noted else ""
     finished = count == len(cases)
     return f"{'finished: ' * finished}{count} of {len(cases)} rows{where}", finished
 

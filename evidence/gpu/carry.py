@@ -34,10 +34,10 @@ def share_triton_cache(folder: Path) -> None:
 
     folder = folder.resolve()
     os.environ["TRITON_CACHE_DIR"] = str(folder)
-    own = cache.triton_key
+    kernels_key = cache.triton_key
     modules: list[Any] = list(sys.modules.values())
     for module in modules:  # others import it by value
-        if getattr(module, "__dict__", {}).get("triton_key") is own:
+        if getattr(module, "__dict__", {}).get("triton_key") is kernels_key:
             module.triton_key = lambda: f"carried-{__version__}"
     CUDABackend.hash = lambda self: f"carried-{self.target.arch}"
     for group in folder.glob("*/__grp__*.json"):  # lists an entry's files with the folder where they were written

@@ -61,15 +61,15 @@ def multiply_add(x, cycles, steps, THREADS: tl.constexpr, CLOCK: tl.constexpr):
 
 
 def cases(toy: bool) -> list[Case]:
-    found = []
+    listed = []
     for (width, stride), mebibytes in itertools.product(COPIES[: 1 if toy else None], (8, 1024)):
         name = f"copy of rows of {2 * width} bytes, {2 * stride} bytes apart, {mebibytes} MiB"
-        found.append(Case(name, partial(copy_of_rows, width, stride, mebibytes, toy), HERE))
-    found += [Case("launches in a graph", partial(launches, toy), HERE), Case("issue rate", partial(issue, toy), HERE)]
+        listed.append(Case(name, partial(copy_of_rows, width, stride, mebibytes, toy), HERE))
+    listed += [Case("launches in a graph", partial(launches, toy), HERE), Case("issue rate", partial(issue, toy), HERE)]
     for name, variant in list(PROFILED.items())[: 1 if toy else None]:
         code = CODE if name in OURS else ("timm",)
-        found.append(Case(f"profile of {name} {variant}, 64 images", partial(profile, name, variant, toy), code))
-    return [*found, Case("counters of summarize and read", partial(counters, toy), ("linvit/kernels",))]
+        listed.append(Case(f"profile of {name} {variant}, 64 images", partial(profile, name, variant, toy), code))
+    return [*listed, Case("counters of summarize and read", partial(counters, toy), ("linvit/kernels",))]
 
 
 def copy_of_rows(width: int, stride: int, mebibytes: int, toy: bool) -> Results:
@@ -133,12 +133,12 @@ def profile(name: str, variant: str, toy: bool) -> Results:
             if not toy:
                 torch.cuda.synchronize()
     time_of = "self_cpu_time_total" if toy else "self_device_time_total"
-    found = [(event.key[:120], event.count, getattr(event, time_of)) for event in recorded.key_averages()]
-    kernels = sorted((kernel for kernel in found if kernel[2]), key=lambda kernel: -kernel[2])
+    events = [(event.key[:120], event.count, getattr(event, time_of)) for event in recorded.key_averages()]
+    kernels = sorted((kernel for kernel in events if kernel[2]), key=lambda kernel: -kernel[2])
     starts, us = (sum(column) for column in list(zip(*kernels, strict=True))[1:])
     whole = {"network": name, "variant": variant, "ms in a graph": ms, "kernels": starts, "ms in kernels": us / 1000}
     table = [dict(zip(("kernel", "starts", "µs"), kernel, strict=True)) for kernel in kernels]
-    return {"cells": [whole, *({"network": name, **one} for one in table[:SHOWN])], "kernels": table[:LISTED]}
+    return {"cells": [whole, *({"network": name, **row} for row in table[:SHOWN])], "kernels": table[:LISTED]}
 
 
 def counters(toy: bool) -> Results:

@@ -32,8 +32,8 @@ class Job:
     def cases(self, toy: bool) -> list[Case]:
         """Those of the real sizes, or toy ones for a CPU."""
         module, _, function = self.measured.partition(":")
-        found: list[Case] = getattr(import_module(f"evidence.gpu.{module}"), function)(toy)
-        return found
+        listed: list[Case] = getattr(import_module(f"evidence.gpu.{module}"), function)(toy)
+        return listed
 
 
 QUEUE = (

@@ -62,11 +62,11 @@ def correctness(toy: bool) -> list[Case]:
     shapes = ((20, 16),) if toy else gpu.SHAPES
     with patch.multiple(gpu, SHAPES=shapes, machine_obstacle=lambda *_: None):  # what cannot run says so in its row
         named = gpu.cases(torch.device("cpu" if toy else "cuda"))
-    found = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
+    listed = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
     if toy:
-        return [case for case in found if case.name.startswith("mala, float32")]
+        return [case for case in listed if case.name.startswith("mala, float32")]
     together = Case("processes that train together", train_together, ("linvit/runs", "linvit/tasks"))
-    return [*found, Case("tests for GPUs", tests, CODE), together]
+    return [*listed, Case("tests for GPUs", tests, CODE), together]
 
 
 def exactness(name: str, errors: Callable[[], list[Deviation]]) -> Results:
@@ -82,10 +82,10 @@ def tests() -> Results:
 
 def train_together() -> Results:
     """NCCL with one process, and two processes on one card with gloo, each against one process alone."""
-    found = json.loads(_run(["tests/together.py", "gpu"]))
+    answers = json.loads(_run(["tests/together.py", "gpu"]))
     names = ("NCCL, one process", "gloo, two processes on one card, SyncBatchNorm")
-    table = [{"processes": name, "difference": one["difference"]} for name, one in zip(names, found, strict=True)]
-    return {"cells": table, "losses": found}
+    table = [{"processes": name, "difference": each["difference"]} for name, each in zip(names, answers, strict=True)]
+    return {"cells": table, "losses": answers}
 
 
 def _run(arguments: list[str]) -> str:
@@ -97,12 +97,12 @@ def _run(arguments: list[str]) -> str:
 
 def settings(toy: bool) -> list[Case]:
     shapes = ((1, 2, (5, 5)),) if toy else SHAPES
-    found = []
+    listed = []
     for name, shape, work in itertools.product(OPTIONS, shapes, NOW):
         words = f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens"
         calls = partial(sweep, name, work, shape, toy), partial(generate, name, work, shape)
-        found.append(Case(words, calls[0], CODE[:1], calls[1]))
-    return found
+        listed.append(Case(words, calls[0], CODE[:1], calls[1]))
+    return listed
 
 
 def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
@@ -133,9 +133,9 @@ def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
     table = []
     for kernel in [label.partition(", ")[0] for label in first]:
         best = min((label for label in middle if label.startswith(f"{kernel}, ")), key=lambda label: middle[label])
-        found = {"kernel": kernel, "pass": f"{name} {work}", "heads": shape[0] * shape[1], "grid": str(shape[2])}
-        found |= {"ms": middle[f"{kernel}, {now}"], "with another setting": middle[best]}
-        table.append(found | {"setting": best.partition(", ")[2]})
+        cells = {"kernel": kernel, "pass": f"{name} {work}", "heads": shape[0] * shape[1], "grid": str(shape[2])}
+        cells |= {"ms": middle[f"{kernel}, {now}"], "with another setting": middle[best]}
+        table.append(cells | {"setting": best.partition(", ")[2]})
     return {"cells": table, "ms": times, "failures": failures}
 
 

@@ -55,8 +55,8 @@ def medians(calls: Mapping[str, Call], toy: bool, rounds: int = 7) -> dict[str, 
 
 def peers(toy: bool) -> list[Case]:
     wanted = [(name, 224, batch) for batch in (64, 1) for name in (*OURS, *PEERS)]
-    found = [case for each in wanted[: 1 if toy else None] for case in cases(networks, INFERENCE, *each, toy)]
-    return [*found, Case("one layer by inductor", one_layer, ("timm",))] if toy else found
+    listed = [case for each in wanted[: 1 if toy else None] for case in cases(networks, INFERENCE, *each, toy)]
+    return [*listed, Case("one layer by inductor", one_layer, ("timm",))] if toy else listed
 
 
 def large_peers(toy: bool) -> list[Case]:
@@ -66,23 +66,23 @@ def large_peers(toy: bool) -> list[Case]:
 
 def training(toy: bool) -> list[Case]:
     names, recipes, ways = (tuple(x)[: 1 if toy else None] for x in (TRAINED, RECIPES, TRAINED_AS))
-    found = [case for name in names for case in cases(steps, STEPS, name, 224, 64, toy)]
+    listed = [case for name in names for case in cases(steps, STEPS, name, 224, 64, toy)]
     for name, words in itertools.product(recipes, ways):
         function = partial(end_to_end, name, words, toy)
-        found.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
-    return found
+        listed.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
+    return listed
 
 
 def cases(function: Any, kinds: dict[str, Any], name: str, pixels: int, batch: int, toy: bool) -> list[Case]:
     """A case for each kind of variants of a network, ours with the kernels; the compiled ones take long to generate."""
     code, kernels = (CODE, "+triton") if is_ours(name) else (("timm",), "")
-    found = []
+    listed = []
     for kind, variants in kinds.items():
-        own = tuple(f"{variant}{'' if toy else kernels}" for variant in variants)
-        call = partial(function, name, pixels, batch, own, toy)
+        chosen = tuple(f"{variant}{'' if toy else kernels}" for variant in variants)
+        call = partial(function, name, pixels, batch, chosen, toy)
         generate = call if kind == "compiled" else None
-        found.append(Case(f"{name}, {kind}, {pixels} px, {batch} images", call, code, generate))
-    return found
+        listed.append(Case(f"{name}, {kind}, {pixels} px, {batch} images", call, code, generate))
+    return listed
 
 
 def networks(name: str, pixels: int, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
@@ -112,10 +112,10 @@ def beside_base(rows: list[Any]) -> Results:
     table = []
     for row in rows:
         ms, variant = row.median_ms, row.variant if row.skipped is None else f"{row.variant}: {row.skipped}"
-        found = {"network": row.name, "pattern": row.pattern or "–", "variant": variant, "px": row.size[0]}
-        found |= {"images": row.batch, "ms": ms, "± IQR": row.spread_ms, "images/s": ms and 1000 * row.batch / ms}
-        found |= {"DeiT-S, ms": base.median_ms, "×": ms and base.median_ms and base.median_ms / ms}
-        table.append(found | {"peak MiB": row.peak_mib, "error": row.error})
+        cells = {"network": row.name, "pattern": row.pattern or "–", "variant": variant, "px": row.size[0]}
+        cells |= {"images": row.batch, "ms": ms, "± IQR": row.spread_ms, "images/s": ms and 1000 * row.batch / ms}
+        cells |= {"DeiT-S, ms": base.median_ms, "×": ms and base.median_ms and base.median_ms / ms}
+        table.append(cells | {"peak MiB": row.peak_mib, "error": row.error})
     return {"cells": table}
 
 
@@ -142,8 +142,8 @@ def end_to_end(name: str, words: str, toy: bool) -> Results:
     reached = timed * batch / (clock.times[1] - clock.times[0])
     variant = f"{BEST}{'+compiled' * ('compiled' in words)}{'' if toy else '+triton'}"
     (alone,) = steps(name, 224, batch, (variant,), toy)["cells"]
-    found = {"linvit train": name, "changes": words, "step alone": variant, "images": batch, "images/s": reached}
-    return {"cells": [found | {"of a step alone": f"{100 * reached / alone['images/s']:.0f} %"}]}
+    cells = {"linvit train": name, "changes": words, "step alone": variant, "images": batch, "images/s": reached}
+    return {"cells": [cells | {"of a step alone": f"{100 * reached / alone['images/s']:.0f} %"}]}
 
 
 def one_layer() -> Results:
@@ -162,8 +162,8 @@ def _write_images(folder: Path, number: int) -> None:
     from PIL import Image
 
     Image.effect_noise((500, 375), 40).convert("RGB").save(folder / "image.jpeg", quality=75)
-    for part, count in (("train", number), ("val", 4)):
+    for split, count in (("train", number), ("val", 4)):
         for index in range(count):
-            path = folder / part / f"class {index % 2}" / f"{index}.jpeg"
+            path = folder / split / f"class {index % 2}" / f"{index}.jpeg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.hardlink_to(folder / "image.jpeg")

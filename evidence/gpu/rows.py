@@ -123,8 +123,10 @@ def section(rows: Sequence[Row]) -> str:
 def sentence(card: tuple[str, ...], rows: Sequence[Row]) -> str:
     """Where, and of what code, rows are."""
     about = [row["about"] for row in rows]
-    commits = sorted({f"{one['commit'][:12]}{'-dirty' * one['commit'].endswith('-dirty')}" for one in about})
-    clocks = sorted(one["clocks.sm"] for one in about if "clocks.sm" in one)
+    commits = sorted(
+        {f"{machine['commit'][:12]}{'-dirty' * machine['commit'].endswith('-dirty')}" for machine in about}
+    )
+    clocks = sorted(machine["clocks.sm"] for machine in about if "clocks.sm" in machine)
     facts = [f"{card[0]}, torch {card[1]}, Triton {card[2]}", f"{about[0]['cores']} cores of {about[0]['processor']}"]
     if clocks:
         facts.append(f"driver {about[0]['driver_version']}, limit {about[0]['power.limit']}")

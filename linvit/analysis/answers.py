@@ -1,13 +1,20 @@
-"""A classifier's predictions, image by image: accuracy per class, confused pairs, calibration. No figures."""
+"""A classifier's predictions, image by image, and their figures, readable for two classes and for a thousand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, style, subplots
+
 BINS = 15
+SHOWN = 20  # classes at either end
+LONGEST = 24  # characters of a class name
+CONFUSED, WRITTEN = 30, 16  # most classes of a confusion matrix, and most with written numbers
 
 
 @dataclass(frozen=True)
@@ -84,3 +91,102 @@ def expected_calibration_error(answers: Answers, bins: int = BINS) -> float:
     |accuracy - confidence|."""
     counts, confidence, accuracy = calibration(answers, bins)
     return ((accuracy - confidence).abs().nan_to_num() * counts).sum().item() / len(answers.targets)
+
+
+def class_accuracies(answers: Answers) -> Figure:
+    """The accuracy of every class, drawn as by `class_shares`."""
+    return class_shares(per_class(answers)[0], answers.class_names, "accuracy")
+
+
+def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Figure:
+    """A measure of every class, or of the 20 worst and the 20 best with the distribution over all.
+
+    shares: (classes,) the measure in 0..1; classes where it is NaN are left out.
+    """
+    known = (~shares.isnan()).nonzero().flatten()
+    order = known[shares[known].argsort(stable=True)].tolist()
+
+    def bars(axes: Axes, places: Sequence[int], title: str) -> None:
+        axes.barh(range(len(places)), (100 * shares[places]).tolist(), color=COLOURS[0])
+        axes.set_yticks(range(len(places)), [_short(class_names[place]) for place in places])
+        axes.set(xlabel=f"{measure}, %", xlim=(0, 100), ylim=(len(places) - 0.4, -0.6))
+        axes.set_title(title, fontsize=SMALL)
+        axes.grid(visible=False, axis="y")
+
+    if len(order) <= 2 * SHOWN:
+        figure, axes = subplots((WIDTH, 0.9 + 0.24 * len(order)))
+        bars(axes, order, "")
+        return figure
+    figure = Figure(figsize=(WIDTH, 7.5), layout="constrained")
+    panels = figure.subplot_mosaic([["worst", "best"], ["every", "every"]], height_ratios=(3, 1))
+    for axes in panels.values():
+        style(axes)
+    bars(panels["worst"], order[:SHOWN], f"the {SHOWN} worst")
+    bars(panels["best"], order[: -SHOWN - 1 : -1], f"the {SHOWN} best")
+    panels["every"].hist(100 * shares[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
+    panels["every"].set(xlabel=f"{measure}, %", ylabel="classes")
+    panels["every"].set_title(f"all {len(order):,} classes", fontsize=SMALL)
+    return figure
+
+
+def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
+    """A row per pair, with its images; `image(index)` returns one in 0..1, (height, width, 3) or (height, width)."""
+    most = max(len(pair.indices) for pair in pairs)
+    figure = Figure(figsize=(2.4 + 0.9 * most, 0.95 * len(pairs)), layout="constrained")
+    grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
+    for row, pair in zip(grid, pairs, strict=True):
+        for axes in row:
+            axes.axis("off")
+        true, answered = (_short(answers.class_names[place]) for place in (pair.true, pair.answered))
+        words = f"true: {true}\npredicted: {answered}\n{pair.count:,} image{'s' * (pair.count != 1)}"
+        row[0].text(0, 0.5, words, va="center", fontsize=SMALL)
+        for axes, index in zip(row[1:], pair.indices, strict=False):
+            axes.imshow(image(index), cmap="gray", vmin=0, vmax=1)
+    return figure
+
+
+def calibration_curve(answers: Answers) -> Figure:
+    """Accuracy against confidence in 15 bins, and the number of images in each bin."""
+    counts, confidence, accuracy = calibration(answers)
+    edges = torch.arange(len(counts)) / len(counts)
+    full = counts > 0
+    figure, (left, right) = subplots((WIDTH, 3), 1, 2)
+    left.plot([0, 100], [0, 100], color="#999999", linestyle="--", label="perfect calibration")
+    left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network", clip_on=False)
+    left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
+    left.set_title(f"expected calibration error {100 * expected_calibration_error(answers):.2f} %", fontsize=SMALL)
+    left.legend(frameon=False, fontsize=SMALL)
+    left_edges, heights = (100 * edges).tolist(), counts.tolist()
+    right.bar(left_edges, heights, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
+    right.set(xlabel="confidence, %", ylabel="images", xlim=(0, 100))
+    return figure
+
+
+def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = "pixels") -> Figure:
+    """The share of each true class that is predicted as each class; of many classes, those with most errors.
+
+    confusion: counts (true class, predicted class), of pixels or images.
+    """
+    counts = confusion.double()
+    wrong = counts.sum(1) + counts.sum(0) - 2 * counts.diag()
+    places = wrong.argsort(descending=True, stable=True)[:CONFUSED].sort().values
+    rows = 100 * (counts / counts.sum(1, keepdim=True))[places][:, places]
+    names = [_short(class_names[place]) for place in places.tolist()]
+    side = 1.8 + (0.36 if len(names) <= WRITTEN else 0.19) * len(names)
+    figure, axes = subplots((side + 0.8, side))
+    axes.grid(visible=False)
+    image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)
+    figure.colorbar(image, label=f"{item} of the true class, %", shrink=0.8)
+    for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
+        tone = "white" if rows[row, column] > 50 else "black"
+        axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=tone)
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted", ylabel="true")
+    if len(names) < len(class_names):
+        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong {item}", fontsize=SMALL)
+    return figure
+
+
+def _short(name: str) -> str:
+    return literal(name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…")

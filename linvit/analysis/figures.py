@@ -1,6 +1,7 @@
-"""Shared by all figures: size, colours, fonts and grid, text of users, and files."""
+"""Shared by all figures: size, colours, fonts and grid, text of users, files, and the numbers of a figure."""
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.category import StrCategoryFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, MaxNLocator, NullLocator
 
 from linvit.analysis.markdown import printable
 from linvit.files import replacing, write_text
@@ -21,6 +24,7 @@ from linvit.layers.mechanisms import MECHANISMS
 WIDTH = 7.0  # inches: the text width of a two-column paper, so that fonts keep their size there
 SMALL = 9  # points: the smallest font
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
+WORDS = (FixedFormatter, StrCategoryFormatter)  # ticks with words
 OTHER = "black"  # the colour of a name without a mechanism
 
 
@@ -114,3 +118,36 @@ def write_figure(figure: Figure, stem: Path) -> None:
     for kind, facts in (("png", {}), ("pdf", {"CreationDate": None})):
         with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary, _saving():
             figure.savefig(temporary, format=kind, dpi=150, metadata=facts)
+
+
+def figure_rows(figure: Figure) -> list[dict[str, object]]:
+    """Every point and bar of a figure: panel, series, x and y, and the words at the nearest ticks if an axis has them.
+
+    Pictures inside a figure are left out.
+    """
+    rows = []
+    for axes in figure.axes:
+        panel = axes.get_title() or axes.get_title("left") or axes.get_ylabel()
+        artists: list[tuple[Any, Any]] = [(line, np.asarray(line.get_xydata()).tolist()) for line in axes.lines]
+        artists += [(dots, np.asarray(dots.get_offsets()).tolist()) for dots in axes.collections]
+        for bars in axes.containers:
+            patches = getattr(bars, "patches", ())
+            artists.append((bars, [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in patches]))
+        for artist, points in artists:
+            label = str(artist.get_label())
+            series = "" if label.startswith("_") else label  # matplotlib invented it
+            for x, y in points:
+                if math.isfinite(x) and math.isfinite(y):
+                    places = {**_place("x", x, axes.xaxis), **_place("y", y, axes.yaxis)}
+                    rows.append({"panel": panel, "series": series, **places})
+    return rows
+
+
+def _place(name: str, value: float, axis: Axis) -> dict[str, object]:
+    """The number, and the words of the nearest tick on an axis whose ticks have words."""
+    formatter, ticks = axis.get_major_formatter(), axis.get_majorticklocs()
+    words = formatter.format_ticks(list(ticks)) if isinstance(formatter, WORDS) else []
+    if not any(words):
+        return {name: value}
+    distances = [abs(tick - value) for tick in ticks]
+    return {name: value, f"{name} name": words[distances.index(min(distances))]}

@@ -21,12 +21,12 @@ from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Operands, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.arguments import kind
-from linvit.errors import SettingError
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import rotated
-from linvit.ranges import Range, check
+from linvit.ranges import Range, Some, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+ARGUMENTS = {"factors": Annotated[Sequence[Annotated[float, Range(above=0)]], Some()]}
 QUERIES = 64  # per image, evenly spaced
 QUARTILE = 0.25  # the second key of a ratio has this rank among the keys, as a share, largest score first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
@@ -51,7 +51,7 @@ def measure_magnitude(
     Args and raises as in `measure_ranks`.
     """
 
-    _check_factors(factors)
+    check(ARGUMENTS, {"factors": factors})
 
     def measures(probe: Probe) -> Values:
         for index in range(len(probe.operands.query)):
@@ -72,7 +72,7 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
     """
     if not isinstance(probe, Probe):
         raise TypeError(f"`probe` is {kind(probe)}, expected a Probe: make it with linvit.analysis.probe.probe")
-    _check_factors(factors)
+    check(ARGUMENTS, {"factors": factors})
     gathered = Gathered()
     for index in range(len(probe.operands.query)):
         operands = replace(_double(one_image(probe.operands, index)), rotary=None)
@@ -83,12 +83,6 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
             for factor, values in zip(factors, measures.values(), strict=True):
                 gathered.add(Layer.of(probe), {"readout": name, "factor": factor}, values)
     return gathered.result()
-
-
-def _check_factors(factors: Sequence[float]) -> None:
-    check({"factors": Sequence[Annotated[float, Range(above=0)]]}, {"factors": factors})
-    if len(factors) == 0:
-        raise SettingError("`factors` is empty, expected one number or more")
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.arguments import check_batches
 from linvit.analysis.probe import Inputs, Probe, visit
+from linvit.arguments import check_floating, form, kind
+from linvit.errors import SettingError
 
 Condition = tuple[tuple[str, object], ...]
 Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
@@ -94,7 +95,8 @@ def gather(
 
     measure: called with each Probe; returns conditions and values, (images, heads, …). Others: see `measure_ranks`.
     """
-    check_batches(batches)
+    if isinstance(batches, Tensor | str | dict) or not isinstance(batches, Iterable):
+        raise TypeError(f"`batches` is {kind(batches)}, expected an iterable of inputs: put one batch into a list")
     gathered = Gathered()
 
     def look(probe: Probe) -> None:
@@ -130,6 +132,14 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
                     }
                 )
     return table
+
+
+def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
+    """Raises unless it is a dense floating-point tensor with at least this many axes."""
+    shape, dtype, _ = form(name, matrix)
+    check_floating(name, dtype)
+    if len(shape) < axes or 0 in shape[-axes:]:
+        raise SettingError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
 
 
 def select(measured: Sequence[Measured], **condition: object) -> list[Measured]:

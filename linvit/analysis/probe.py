@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from linvit.analysis.arguments import Inputs as Inputs
-from linvit.analysis.arguments import as_tuple, check_layers
-from linvit.arguments import check_network, kind
+from linvit.arguments import check_network, form
+from linvit.errors import SettingError
 from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
 from linvit.layers.operator import AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
@@ -23,7 +22,9 @@ from linvit.ops import Rotary, attention_scores
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
 from linvit.ops.state import Weights, accumulator_dtype, summarize, token_weights
+from linvit.ranges import OneOf, check
 
+Inputs = Tensor | tuple[Tensor, ...]
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
@@ -100,8 +101,6 @@ def kv_state(operands: Operands) -> Tensor:
     """Σ_j α_j Rκ(k_j) ⊗ v_j, what every query reads, (batch, heads, width, value width); RALA's KV buffer.
 
     Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
-
-    Raises ValueError for softmax attention, which has no such state.
     """
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
@@ -127,18 +126,24 @@ def visit(
     Raises ValueError if the network has no attention of these kinds, no layer of one of these names, or needs a
     different number of inputs.
     """
-    known = attention_layers(network)
-    if layers is not None:
-        check_layers(layers, known)
-    chosen = [name for name in known if layers is None or name in layers]
+    names = attention_layers(network)
+    check(
+        {"layers": Sequence[Annotated[str, OneOf(tuple(names))]] | None, "look": Callable},
+        {"layers": layers, "look": look},
+    )
     inputs = as_tuple(inputs)
-    if not callable(look):
-        raise TypeError(f"`look` is {kind(look)}, expected a function of a Probe")
-    _check_number(network, inputs)
-    training = network.training
+    signature = inspect.signature(network.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        needed = ", ".join(f"`{name}`" for name in signature.parameters)
+        passed = "1 input was" if len(inputs) == 1 else f"{len(inputs)} inputs were"
+        raise ValueError(
+            f"{type(network).__name__} needs the inputs {needed}, but {passed} given: pass all, as a tuple."
+        ) from None
     with ExitStack() as stack:
-        stack.callback(network.train, training)
-        for name in chosen:
+        stack.callback(network.train, network.training)
+        for name in names if layers is None else sorted(set(layers), key=names.index):
             layer = network.get_submodule(name)
             if isinstance(layer, Attention):
                 hook = partial(_look_at_timms, look, name, network, inputs[0])
@@ -156,10 +161,7 @@ def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = Non
 
 
 def attention_layers(network: nn.Module) -> list[str]:
-    """The names of the attention modules that can be analyzed, in the order of the network's modules.
-
-    Raises ValueError if there are none.
-    """
+    """The names of the attention modules that can be analyzed, in the order of the network's modules."""
     check_network("network", network)
     names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]
     if not names:
@@ -177,22 +179,20 @@ def unseen_attention(network: nn.Module) -> list[str]:
     return sorted(kind.__name__ for kind in classes if "Attention" in kind.__name__ and "Block" not in kind.__name__)
 
 
+def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The inputs of a network as a tuple of tensors that have a batch."""
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    for index, x in enumerate(tensors):
+        name = f"inputs[{index}]" if isinstance(inputs, tuple) else "inputs"
+        if not form(name, x).shape:
+            raise SettingError(f"`{name}` has no axes, expected a batch")
+    return tensors
+
+
 def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
     """The inputs of each image by itself; the batch is the first axis of every input."""
     for images in zip(*(x.split(1) for x in as_tuple(inputs)), strict=True):
         yield images if isinstance(inputs, tuple) else images[0]
-
-
-def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:
-    signature = inspect.signature(network.forward)
-    try:
-        signature.bind(*inputs)
-    except TypeError:
-        names = ", ".join(f"`{name}`" for name in signature.parameters)
-        given = "1 input was" if len(inputs) == 1 else f"{len(inputs)} inputs were"
-        raise ValueError(
-            f"{type(network).__name__} needs the inputs {names}, but {given} given: pass all, as a tuple."
-        ) from None
 
 
 def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[Probe], None]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.arguments import check_matrix
-from linvit.analysis.measured import Measured, Values, gather
+from linvit.analysis.measured import Measured, Values, check_matrix, gather
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Inputs, Probe
 
 STATE = "state"
@@ -27,8 +26,6 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
     Vetterli, 2007). stable: Σσ²/σ₁². spectrum: σ/σ₁. A matrix of zeros has rank 0 by every measure.
 
     The singular values are computed in float64, whatever the matrix's dtype.
-
-    Raises ValueError if `matrix` is not a floating-point tensor of two or more axes.
     """
     check_matrix("matrix", matrix)
     values = torch.linalg.svdvals(matrix.double())
@@ -59,8 +56,6 @@ def measure_ranks(network: nn.Module, batches: Iterable[Inputs], layers: Sequenc
         network: as in `visit`.
         batches: inputs as in `visit`.
         layers: names of layers, all by default.
-
-    Raises ValueError as `visit`.
     """
 
     def ranks(probe: Probe) -> Values:

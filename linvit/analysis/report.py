@@ -14,8 +14,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from linvit import environment
-from linvit.analysis.figure_data import figure_rows
-from linvit.analysis.figures import svg
+from linvit.analysis.figures import figure_rows, svg
 from linvit.files import csv_text, write_text
 
 PAGE = "report.html"

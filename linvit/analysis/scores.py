@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.arguments import check_matrix
-from linvit.analysis.measured import Layer, Measured, Values, gather
+from linvit.analysis.measured import Layer, Measured, Values, check_matrix, gather
 from linvit.analysis.probe import Inputs, Operands, Probe, mapped, one_by_one, visit
 from linvit.layers.operator import rotated
 from linvit.ops.normalizer import resolve_normalizer
@@ -27,8 +26,6 @@ def entropy(scores: Tensor) -> Tensor:
 
     Returns:
         (…), between 0 and log(keys); 0 for a row of zeros.
-
-    Raises ValueError if `scores` is not a floating-point tensor with keys.
     """
     check_matrix("scores", scores, axes=1)
     mass = scores.abs()
@@ -43,8 +40,6 @@ def score_measures(scores: Tensor) -> dict[str, Tensor]:
 
     entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: of the
     entries, those below zero. negative_mass: their share of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
-
-    Raises ValueError if `scores` is not a floating-point tensor of four axes.
     """
     check_matrix("scores", scores, axes=4)
     rows = entropy(scores)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,20 +20,6 @@ SLOW_SECONDS = 1.0  # one call warms up a longer one
 LEAST_ROUNDS = 3
 
 
-class Clock(Protocol):
-    """Measures the time of a call."""
-
-    @property
-    def name(self) -> str:
-        """The kind of time: cpu, wall or gpu."""
-
-    def prepared(self, call: Call) -> Call:
-        """The call in the form that is timed."""
-
-    def seconds(self, call: Call, repeats: int) -> float:
-        """Mean time of one call over `repeats` calls in a row."""
-
-
 @dataclass(frozen=True)
 class HostClock:
     """CPU time of this process (all its threads), or wall time."""
@@ -42,9 +28,11 @@ class HostClock:
     now: Callable[[], float]
 
     def prepared(self, call: Call) -> Call:
+        """The call in the form that is timed."""
         return call
 
     def seconds(self, call: Call, repeats: int) -> float:
+        """Mean time of one call over `repeats` calls in a row."""
         start = self.now()
         for _ in range(repeats):
             call()
@@ -93,6 +81,9 @@ class CudaClock:
         end.synchronize()
         milliseconds: float = start.elapsed_time(end)
         return milliseconds / 1000 / repeats
+
+
+Clock = HostClock | CudaClock
 
 
 def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:

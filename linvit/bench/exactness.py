@@ -45,11 +45,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
-    """The largest relative error among the results of a variant.
-
-    Raises:
-        WrongResultError: if it is above tolerance; the message names variant and error.
-    """
+    """The largest relative error among the results of a variant."""
     error = max(relative_error(result, other) for result, other in zip(got, expected, strict=True))
     if error > tolerance:
         raise WrongResultError(
@@ -76,11 +72,8 @@ def deviations(
 ) -> list[Deviation]:
     """The errors of output and gradients of a kernel, and twice those of plain torch.
 
-    Args:
-        tensors: query, key and value, (batch, heads, tokens, width).
-        dtype: in which both compute.
-        kernel, plain: functions of the three tensors and the options.
-        options: those of `linear_attention`.
+    tensors: query, key and value, (batch, heads, tokens, width). dtype: in which both compute. kernel, plain: functions
+    of the three tensors and the options of `linear_attention`.
     """
     tensors = [x.to(dtype) for x in tensors]
     grad = _gradient(tensors).to(dtype)

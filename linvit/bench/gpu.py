@@ -11,12 +11,12 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
 from linvit.bench import kinds, page
 from linvit.bench.exactness import KERNEL, Deviation, WrongResultError, deviations, deviations_in_bfloat16
-from linvit.bench.rows import CORES, Progress
+from linvit.bench.options import CORES
+from linvit.bench.rows import Progress
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record
@@ -119,31 +119,26 @@ def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:
                 case = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens, width {width}"
                 named[case] = partial(_errors, case, dtype, (tokens, width), device, options)
         case = f"{name}, same bits every time"
-        named[case] = partial(_repeated, case, device, options)
+        named[case] = partial(_errors, case, None, SHAPES[0], device, options)
     return named
 
 
 @torch.random.fork_rng()
 def _errors(
-    case: str, dtype: torch.dtype, shape: tuple[int, int], device: torch.device, options: Mapping[str, Any]
+    case: str, dtype: torch.dtype | None, shape: tuple[int, int], device: torch.device, options: Mapping[str, Any]
 ) -> list[Deviation]:
-    tensors, rotary = _drawn(case, *shape, device), rotary_1d(*shape, device=device)
+    """The errors in that dtype; without one, whether the output has the same bits twice."""
+    torch.manual_seed(crc32(case.encode()))
+    tokens, width = shape
+    # as linear layers give them, heads inside tokens
+    tensors = [torch.randn(2, tokens, HEADS, width, device=device).transpose(1, 2) for _ in range(3)]
+    if dtype is None:
+        first, second = (KERNEL(*tensors, **options) for _ in range(2))
+        return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
+    rotary = rotary_1d(*shape, device=device)
     if dtype == torch.bfloat16:
         return deviations_in_bfloat16(tensors, KERNEL, rotary=rotary, **options)
     return deviations(tensors, dtype, KERNEL, rotary=rotary, **options)
-
-
-@torch.random.fork_rng()
-def _repeated(case: str, device: torch.device, options: Mapping[str, Any]) -> list[Deviation]:
-    tensors = _drawn(case, *SHAPES[0], device)
-    first, second = (KERNEL(*tensors, **options) for _ in range(2))
-    return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
-
-
-def _drawn(case: str, tokens: int, width: int, device: torch.device) -> list[Tensor]:
-    """Query, key and value as linear layers give them, heads inside tokens."""
-    torch.manual_seed(crc32(case.encode()))
-    return [torch.randn(2, tokens, HEADS, width, device=device).transpose(1, 2) for _ in range(3)]
 
 
 def checked(case: str, errors: Callable[[], list[Deviation]]) -> Check:
@@ -191,7 +186,7 @@ def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: 
         except WrongResultError as error:
             done.append(Check(f"benchmark {name}", None, str(error)))
         else:
-            kinds.save(report, folder / name)
+            page.save(report, folder / name)
             figures = [f"![{file.stem}]({name}/{file.name})" for file in sorted((folder / name).glob("*.svg"))]
             sections += [f"## {name.capitalize()}", page.to_markdown(report), *figures]
         _record(done, folder, sections)
@@ -199,27 +194,22 @@ def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: 
 
 
 def _record(done: Sequence[Check], folder: Path, sections: Sequence[str] = ()) -> None:
-    """Writes what is known so far into the record and the page."""
+    """Writes what is known so far into the record and the page, whose first section has a row for every case."""
     about = record.about()
     failures = {check.case: check.failure for check in done if check.failure is not None}
     write_json(record.path(about), {"about": about, "passed": not failures, "failures": failures})
     record.forget()
-    write_text(folder / PAGE, "\n\n".join([_first_section(about, done), *sections]) + "\n")
-
-
-def _first_section(about: Mapping[str, str], done: Sequence[Check]) -> str:
-    """The GPU, the verdict, and a row for every case."""
     facts = ", ".join(f"{name} {value}" for name, value in about.items() if name in ("capability", "torch", "triton"))
     table = markdown_table(
         ["case", "worst of", "error", "allowed", "result"],
         [[check.case, *_numbers(check.worst), check.failure or "passed"] for check in done],
         left=2,
     )
-    passed = all(check.failure is None for check in done)
     tensors = itertools.product([torch.device("cuda")], DTYPES, PADDED, (False, True))
     obstacles = [clause for clause in dict.fromkeys(itertools.starmap(machine_obstacle, tensors)) if clause is not None]
     left_out = [f"Left out: {'; '.join(obstacles)}."] if obstacles else []
-    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", *left_out, table])
+    verdict = f"{FAILED if failures else PASSED} ({facts})"
+    write_text(folder / PAGE, "\n\n".join([f"# {about['gpu']}", verdict, *left_out, table, *sections]) + "\n")
 
 
 def _numbers(worst: Deviation | None) -> list[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import timm
@@ -11,17 +13,22 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 from linvit.bench.clock import Call, TensorsCall
+from linvit.bench.machine import MEBIBYTE, peak_of
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
-from linvit.bench.runtimes import RUNTIMES
 from linvit.data.dense.label_maps import ADE20K_CLASSES
+from linvit.deploy.facts import SequenceFacts
+from linvit.deploy.formats import FORMATS, opened, session_of
+from linvit.deploy.graph import exported
+from linvit.deploy.int8 import need_int8, quantized
+from linvit.deploy.runtimes import Session
+from linvit.errors import SettingError
 from linvit.fusion import fuse
 from linvit.kernels import cpu, record
 from linvit.kernels.support import machine_obstacle
 from linvit.models.dense.frameworks import build_dense
 from linvit.ranges import check_names
 
-OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
 COMPILED: dict[str, dict[str, Any]] = {
     "compiled": {},
@@ -30,6 +37,8 @@ COMPILED: dict[str, dict[str, Any]] = {
     "frozen": {"options": {"freezing": True}},
 }
 """Parts that are `torch.compile`, with its arguments."""
+RUNTIMES = {"onnxruntime": ".onnx", "openvino": ".xml", "executorch": ".pte"}
+"""Parts that are another runtime, with the suffix of its files."""
 PARTS = (
     *("reference", "fused", "channels_last", "bf16", "compiled", "autotuned", "frozen", "cpp", "triton"),
     *(*RUNTIMES, "int8"),
@@ -44,7 +53,7 @@ onnxruntime, openvino, executorch: the folded and exported network through that 
 weights in 8 bits.
 """
 CLASSES = 1000
-BYTES_PER_PIXEL = 64  # at least: float32 images, and 32 channels at half the resolution, which the next layer reads
+PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,7 @@ def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped
 
 
 def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
-    """The parts of a variant; none for "plain".
-
-    Raises:
-        ValueError: for an unknown part; the message lists the known ones.
-    """
+    """The parts of a variant; none for "plain"."""
     parts = () if variant == PLAIN else tuple(variant.split("+"))
     check_names("variant, or part of one,", parts, [PLAIN, *known])
     return parts
@@ -140,11 +145,7 @@ def images(case: Case) -> Tensor:
 
 
 def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
-    """A function without arguments that returns (logits,); the given network is not changed.
-
-    Raises:
-        ValueError, ImportError: if the variant cannot be made; the message says why.
-    """
+    """A function without arguments that returns (logits,); the given network is not changed."""
     parts = parts_of(case.variant)
     network = deepcopy(network)
     if "reference" in parts:
@@ -155,9 +156,9 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
         network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     if "bf16" in parts:
         network, x = network.bfloat16(), x.bfloat16()
-    for runtime, make in RUNTIMES.items():
+    for runtime, suffix in RUNTIMES.items():
         if runtime in parts:
-            return make(reparameterize_model(network).eval(), x, case.threads, "int8" in parts)
+            return runtime_call(suffix, reparameterize_model(network).eval(), x, case.threads, "int8" in parts)
     if "int8" in parts:
         raise ValueError(f"int8 is for exported networks: write it with a runtime, such as {next(iter(RUNTIMES))}+int8")
     function: Callable[[Tensor], Tensor] = network
@@ -172,11 +173,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
 
 
 def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The network by `torch.compile`, as one of the parts says.
-
-    Raises:
-        ValueError: if two of them say how.
-    """
+    """The network by `torch.compile`, as one of the parts says."""
     how, *others = (name for name in parts if name in COMPILED)
     if others:
         raise ValueError(f"a variant has {how} and {others[0]}, expected one of {', '.join(COMPILED)}: leave one out")
@@ -196,3 +193,78 @@ def build_call(case: Case) -> Call:
     with torch.inference_mode():
         network = randomised(create(case.name, case.size, case.framework)).to(case.device)
         return torch.inference_mode()(variant_call(network, images(case), case))
+
+
+@dataclass(frozen=True)
+class FileCall:
+    """A call of an exported file in its runtime on the CPU, with the same images every time.
+
+    session: of the file. images: what it reads. folder: if it is temporary, kept as long as the call. int8: whether its
+    layers are in 8 bits.
+    """
+
+    path: Path
+    session: Session
+    images: Tensor
+    threads: int
+    precision: str = "float32"
+    int8: bool = False
+    folder: TemporaryDirectory[str] | None = None
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        return self.session(self.images)
+
+    @property
+    def mebibytes(self) -> float:
+        """Size of the file, with OpenVINO's weights beside it."""
+        files = (self.path, self.path.with_suffix(".bin")) if self.path.suffix == ".xml" else (self.path,)
+        return sum(file.stat().st_size for file in files) / MEBIBYTE
+
+    def peak(self) -> float | None:
+        """Peak in MiB of opening the file and calling it, weights included; see peak_of."""
+        return peak_of(_opening, self.path, self.images, self.threads, self.precision)
+
+
+def _opening(path: Path, images: Tensor, threads: int, precision: str) -> Call:
+    def open_and_call() -> object:
+        session = FORMATS[path.suffix].open(path, threads, precision)[1]
+        assert session is not None  # it has been opened before
+        return session(images)
+
+    return open_and_call
+
+
+def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8: bool = False) -> FileCall:
+    """The network, folded and written to a file of that format, in its runtime.
+
+    x: images; the runtime computes in their dtype. int8: whether layers with weights are in 8 bits, calibrated on x.
+    """
+    runtime = FORMATS[suffix]
+    runtime.need()
+    if int8:
+        need_int8(suffix)
+    precision = PRECISIONS.get(x.dtype)
+    if precision is None or precision not in runtime.precisions:
+        names = " and ".join(runtime.precisions)
+        raise ValueError(f"{runtime.name} computes in {names} here, not in {precision or x.dtype}")
+    images = x.float().contiguous()
+    folder = TemporaryDirectory()
+    path = Path(folder.name) / f"network{suffix}"
+    with torch.inference_mode(False), torch.no_grad():
+        program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
+        program = quantized(program, images, suffix, dynamic=False) if int8 else program
+        session = session_of(runtime, program, path, threads=threads, precision=precision)
+    assert session is not None  # the runtimes of RUNTIMES run on every system
+    return FileCall(path, session, images, threads, precision, int8, folder)
+
+
+def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
+    """An exported file of the user's, in its runtime, with images as in x, which are normalized, as pixels."""
+    facts, session = opened(path, threads)
+    if isinstance(facts, SequenceFacts):
+        raise ValueError(f"{path} reads {facts.inputs[0]}, expected a file that reads images: give one.")
+    facts.check(x.shape, path)
+    if len(x) > 1 and not facts.dynamic:
+        raise SettingError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")
+    pixels = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
+    return FileCall(path, session, pixels, threads, int8=facts.calibrated > 0)

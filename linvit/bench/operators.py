@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from linvit.bench import memory, rows
 from linvit.bench.clock import Call, TensorsCall
-from linvit.bench.exactness import TOLERANCES, WrongResultError, check
+from linvit.bench.exactness import TOLERANCES, WrongResultError
+from linvit.bench.machine import peak
+from linvit.bench.options import OperatorOptions
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
-from linvit.bench.rows import Progress, Report, Row, Timed
+from linvit.bench.rows import Progress, Report, Row, Trial, crossover, curves, growth, measure_groups
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.ops import linear_attention, rotary_2d
 from linvit.ops.feature_map import FEATURE_MAPS
-from linvit.ranges import Amount, Count, check_names
+from linvit.ranges import check_names
 
 SOFTMAX = "softmax"
 FLASH = "flash_bla"
@@ -28,7 +29,6 @@ VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa", FLASH)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("heads", "tokens", "map", "own")
 OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
-TOKENS = (49, 196, 784, 3136, 12544, 50176)
 FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
 
 
@@ -62,31 +62,12 @@ class Case:
         return TOKEN_LAYERS[self.operator] is GatedAttention and self.width % 4 == 0
 
 
-@dataclass(frozen=True)
-class Options(rows.Options):
-    """Options of `linvit bench op`; sdpa_tokens is the largest number of tokens for softmax attention."""
-
-    operators: Sequence[str] = ("rala", "mala", "linear")
-    variants: Sequence[str] = ("plain", "reference", "sdpa")
-    dtypes: Sequence[str] = ("float32",)
-    tokens: Sequence[Count] = TOKENS
-    batch: Count = 1
-    heads: Count = 4
-    width: Count = 64
-    backward: bool = False
-    layout: str = "heads"
-    rounds: Count = 9
-    sdpa_tokens: Amount = 12544
-
-    def __post_init__(self) -> None:
-        check_names("operator", self.operators, LINEAR_AXES)
-        check_names("variant", self.variants, VARIANTS)
-        check_names("dtype", self.dtypes, DTYPES)
-        check_names("layout", [self.layout], LAYOUTS)
-
-    def least_bytes(self) -> int:
-        """Inputs and output in float64, against which results are checked."""
-        return 4 * 8 * self.batch * self.heads * max(self.tokens, default=0) * self.width
+def check_options(options: OperatorOptions) -> None:
+    """Raises ValueError for names that do not exist."""
+    check_names("operator", options.operators, LINEAR_AXES)
+    check_names("variant", options.variants, VARIANTS)
+    check_names("dtype", options.dtypes, DTYPES)
+    check_names("layout", [options.layout], LAYOUTS)
 
 
 def grid(tokens: int) -> tuple[int, int]:
@@ -129,11 +110,7 @@ def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tenso
 
 
 def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
-    """The variant as a function of query, key and value of this dtype.
-
-    Raises:
-        ValueError: if it cannot run; the message says why.
-    """
+    """The variant as a function of query, key and value of this dtype."""
     if case.variant == "sdpa":
         return scaled_dot_product_attention
     rotary = None
@@ -184,66 +161,42 @@ def exact(case: Case) -> tuple[Tensor, ...]:
     return tuple(torch.cat(results) for results in zip(*images, strict=True))
 
 
-def cases(options: Options, tokens: int) -> list[Case]:
-    """All calls at one number of tokens; softmax attention appears once per dtype."""
-    named = [(name, variant) for name in options.operators for variant in options.variants if variant != "sdpa"]
-    if "sdpa" in options.variants:
-        named.append((SOFTMAX, "sdpa"))
-    shape = {
-        name: getattr(options, name) for name in ("batch", "heads", "width", "backward", "layout", "device", "seed")
-    }
-    return [
-        Case(name, variant, dtype, tokens, **shape)
-        for dtype, (name, variant) in itertools.product(dict.fromkeys(options.dtypes), named)
-    ]
-
-
-def measure(options: Options, report: Report, progress: Progress) -> None:
-    """Checks, then times every variant at every number of tokens, into report.
-
-    Raises:
-        WrongResultError: before anything of that size is timed, if a variant is wrong.
-    """
+def measure(options: OperatorOptions, report: Report, progress: Progress) -> None:
+    """Checks, then times every variant at every number of tokens, into report; raises as `measure_groups`."""
+    groups = ((f"{tokens} tokens", trials(options, tokens)) for tokens in options.tokens)
     with torch.inference_mode(not options.backward):
         try:
-            for tokens in options.tokens:
-                progress.group(f"{tokens} tokens", options.rounds)
-                _measure_one_size(options, cases(options, tokens), report, progress)
+            measure_groups(groups, options, report, progress)
         finally:
             report.findings.update(findings(report.rows))
 
 
-def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
-    calls: dict[str, Timed] = {}
-    for case in group:
-        work = "forward_backward" if case.backward else "forward"
-        row = Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
-        report.rows.append(row)
-        if case.variant == "sdpa" and case.tokens > options.sdpa_tokens:
+def trials(options: OperatorOptions, tokens: int) -> Iterator[Trial]:
+    """All calls at one number of tokens; softmax attention appears once per dtype."""
+    named = [(name, variant) for name in options.operators for variant in options.variants if variant != "sdpa"]
+    if "sdpa" in options.variants:
+        named.append((SOFTMAX, "sdpa"))
+    work = "forward_backward" if options.backward else "forward"
+    shape = ("batch", "heads", "width", "backward", "layout", "device", "seed")
+    for dtype, (name, variant) in itertools.product(dict.fromkeys(options.dtypes), named):
+        case = Case(name, variant, dtype, tokens, **{each: getattr(options, each) for each in shape})
+        row = Row(name, variant, dtype, options.batch, options.threads, work, tokens=tokens)
+        if variant == "sdpa" and tokens > options.sdpa_tokens:
             row.skipped = f"softmax attention is asked for up to {options.sdpa_tokens} tokens"
-            continue
-        progress.say(f"checking {case.name}")
-        try:
-            call = build_call(case)
-        except ValueError as error:
-            row.skipped = str(error)
-            continue
-        try:
-            row.error = check(case.name, call(), exact(case), TOLERANCES[DTYPES[case.dtype]])
-        except WrongResultError as error:
-            if case.variant != FLASH:
-                raise
-            row.skipped = str(error)
-            continue
-        if options.memory:
-            progress.say(f"memory of {case.name}")
-            row.peak_mib = memory.peak(options.device, options.threads, call, _call_alone, case)
-        rivals = {
-            "reference": replace(case, variant="reference").name,
-            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa").name,
-        }
-        calls[case.name] = Timed(row, call, replace(case, variant="plain", dtype="float32").name, rivals)
-    rows.time_all(calls, options, progress)
+        yield Trial(
+            row,
+            case.name,
+            make=partial(build_call, case),
+            expected=partial(exact, case),
+            tolerance=TOLERANCES[DTYPES[dtype]],
+            excused=(ValueError, WrongResultError) if variant == FLASH else (ValueError,),
+            peak=partial(peak, _call_alone, case, options.device, options.threads),
+            base=replace(case, variant="plain", dtype="float32").name,
+            rivals={
+                "reference": replace(case, variant="reference").name,
+                "sdpa": replace(case, operator=SOFTMAX, variant="sdpa").name,
+            },
+        )
 
 
 def _call_alone(case: Case) -> Call:
@@ -254,14 +207,11 @@ def _call_alone(case: Case) -> Call:
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
     """growth: the exponent of tokens, from FITTED_FROM on; crossover: tokens from which on sdpa is slower."""
-    lines = rows.curves(measured)
+    lines = curves(measured)
     softmax = {name.removeprefix(f"{SOFTMAX} sdpa "): line for name, line in lines.items() if line[0].variant == "sdpa"}
     meets = {}
     for name, line in lines.items():
         rival = softmax.get(name.removeprefix(f"{line[0].name} {line[0].variant} "))
-        if rival and rival is not line:
-            meets[name] = rows.crossover(line, rival)
-    return {
-        "growth": rows.growth(measured, FITTED_FROM),
-        "crossover": {name: value for name, value in meets.items() if value is not None},
-    }
+        if rival and rival is not line and (extent := crossover(line, rival)) is not None:
+            meets[name] = extent
+    return {"growth": growth(measured, FITTED_FROM), "crossover": meets}

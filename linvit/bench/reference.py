@@ -128,9 +128,6 @@ def reference_model(model: nn.Module) -> nn.Module:
     maps in the memory format of the images.
 
     Parameters and outputs are the same.
-
-    Raises:
-        ValueError: if the model has no attention of ours, or one whose released order is not implemented.
     """
     model = deepcopy(model)
     operators = [module for module in model.modules() if isinstance(module, Operator)]

@@ -315,7 +315,7 @@ def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: 
 def write_sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool, folder: Path) -> None:
     """Writes `sensitivity` as sensitivity.csv and as the figure sensitivity."""
     from linvit.analysis.figures import write_figure
-    from linvit.analysis.sensitivity_figure import sensitivity_figure
+    from linvit.analysis.run_figures import sensitivity_figure
 
     rows = sensitivity(program, images, suffix, dynamic)
     write_csv(folder / "sensitivity.csv", [{"part": r.name, "in_8_bits": r.rounded, "error": r.error} for r in rows])

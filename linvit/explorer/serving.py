@@ -7,9 +7,9 @@ import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from linvit.errors import SettingError
+from linvit.ranges import Range, checked
 
 PACKAGE = Path(__file__).parent
 PAGE = PACKAGE / "page"
@@ -67,24 +67,19 @@ class Explorer:
         return f"Explorer({self.address})"
 
 
-def explore(*, port: int = 0, browser: bool = True) -> Explorer:
+@checked
+def explore(*, port: Annotated[int, Range(0, HIGHEST_PORT)] = 0, browser: bool = True) -> Explorer:
     """Serves the page that shows attention on the user's own image, to this machine only, and opens it in the browser.
 
     Args:
         port: of the address; 0 for any free one.
         browser: whether to open the page. Where there is no browser, open `address` of the result.
 
-    Raises:
-        FileNotFoundError: if the explorer has not been built.
-        OSError: if the port is not free.
-        ValueError: if it is not a whole number from 0 to 65535.
+    Raises FileNotFoundError if the explorer has not been built, OSError if the port is not free.
     """
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= HIGHEST_PORT:
-        raise SettingError(f"`port` is {port!r}, expected a whole number from 0 (any free one) to {HIGHEST_PORT}")
+    folder = built_folder()
     try:
-        explorer = Explorer(built_folder(), port)
-    except FileNotFoundError:
-        raise
+        explorer = Explorer(folder, port)
     except OSError as error:
         raise OSError(
             f"`port` {port} cannot be used ({error.strerror}): choose another, or 0 for any free one."
@@ -97,10 +92,7 @@ def explore(*, port: int = 0, browser: bool = True) -> Explorer:
 def write_explorer(folder: str | Path) -> Path:
     """Copies the built page into a new or empty folder, for any web server; returns the folder.
 
-    Raises:
-        FileNotFoundError: if the explorer has not been built.
-        ValueError: if the folder contains anything.
-        OSError: if it cannot be written.
+    Raises FileNotFoundError if the explorer has not been built, ValueError if the folder contains anything.
     """
     folder = Path(folder).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

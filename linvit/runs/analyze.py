@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
-from linvit.analysis import captions
 from linvit.analysis.figures import write_figure
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
 from linvit.analysis.measured import Measured, rows
@@ -171,8 +170,8 @@ def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> li
 def _rank(view: _View) -> _Result:
     measured = measure_ranks(view.subject.network, view.batches(None, "rank"), view.layers)
     figures = {
-        "rank": (draw.rank_figure(_some(measured)), captions.RANK),
-        "spectrum": (draw.spectrum_figure(measured), captions.SPECTRUM),
+        "rank": (draw.rank_figure(_some(measured)), draw.ABOUT_RANK),
+        "spectrum": (draw.spectrum_figure(measured), draw.ABOUT_SPECTRUM),
     }
     return _Result("Rank", rows(measured), _curves(measured, SPECTRUM), figures)
 
@@ -183,8 +182,8 @@ def _scores(view: _View) -> _Result:
     maps = score_maps(network, view.subject.inputs(whole, view.images.whole_labels), view.query, view.layers)
     shown = [view.subject.displayed(image) for image in whole]
     figures = {
-        "score_maps": (draw.score_map_figure(shown, maps, view.query), captions.SCORE_MAPS),
-        "scores": (draw.score_measure_figure(measured), captions.SCORES),
+        "score_maps": (draw.score_map_figure(shown, maps, view.query), draw.ABOUT_SCORE_MAPS),
+        "scores": (draw.score_measure_figure(measured), draw.ABOUT_SCORES),
     }
     curves = [
         {
@@ -209,8 +208,8 @@ def _magnitude(view: _View) -> _Result:
     (layer,) = probe(network, next(view.batches(MAGNITUDE_IMAGES, "magnitude")), [middle])
     readouts = compare_readouts(layer)
     figures = {
-        "readouts": (draw.readout_figure(readouts), captions.READOUTS.format(layer=middle)),
-        "magnitude": (draw.magnitude_figure(measured), captions.MAGNITUDE),
+        "readouts": (draw.readout_figure(readouts), draw.ABOUT_READOUTS.format(layer=middle)),
+        "magnitude": (draw.magnitude_figure(measured), draw.ABOUT_MAGNITUDE),
     }
     numbers = [{"readout": "of the layer", **row} for row in rows(measured)] + rows(readouts)
     return _Result("Magnitude", numbers, _curves(readouts, SORTED), figures)

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from linvit.analysis import answer_figures as figures
+from linvit.analysis import answers as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
-from linvit.analysis.curves import training_curve
 from linvit.analysis.report import figure_image, paragraph, table, write_page
+from linvit.analysis.run_figures import training_curve
 from linvit.data.source import Source
 from linvit.runs.evaluate import Measures
 from linvit.runs.trained import Trained

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
-from linvit.analysis.curves import write_training_curve
+from linvit.analysis.run_figures import write_training_curve
 from linvit.data.source import Source, listed
 from linvit.environment import replica
 from linvit.errors import SettingError, keys_of

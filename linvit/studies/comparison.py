@@ -1,20 +1,38 @@
 """Recipes trained over seeds and compared, with intervals; on request at several values of one setting."""
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
+from linvit import environment
+from linvit.analysis.cost import count_cost
 from linvit.analysis.markdown import check_marks, marks, replace_between_marks
 from linvit.bundled import find_recipe
+from linvit.data.source import Source
 from linvit.errors import SettingError
-from linvit.files import user_path
+from linvit.files import check_writable, user_path
 from linvit.ranges import Count, Seed, Some, check
-from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Cell, Plan, Say, check_shared, folder_name, silent, train_plans
-from linvit.studies.pool import remaining
-from linvit.studies.table import Comparison
+from linvit.runs.recipe import Recipe, read_recipe
+from linvit.studies.pool import Ledger, Training, remaining, run_all
+from linvit.studies.table import Comparison, Estimate, Row, estimate, holm, paired
+from linvit.tasks.measures import Measure
+from linvit.tasks.task import Task
 
 ARGUMENTS = {"recipes": Annotated[Sequence[str | Path], Some()], "seeds": Count, "workers": Count, "first_seed": Seed}
+LOADED = "checkpoint_path"  # a file of weights, which cannot be loaded on the meta device
+IRRELEVANT = ("name", "compile", "cpp", "ema_decay", "teacher")  # to a task's measures; not for the meta device
+
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Shows nothing: the default `progress`."""
 
 
 def compare(
@@ -49,29 +67,23 @@ def compare(
         write: a Markdown file; the text between its two marks with the name of `folder` is replaced by the table.
         first_seed: the lowest seed.
 
-    Raises:
-        ValueError: before anything is trained, for recipes of different tasks or with the same name, overrides of
-            `seed` or `folder`, measures that the task does not have, a file without marks, and a ledger that has a run
-            with other settings.
-        Others: as `read_recipe` and `linvit.studies.pool.run_all`.
+    Raises ValueError, before anything is trained, for recipes of different tasks or with the same name, overrides of
+    `seed` or `folder`, measures that the task does not have, a file without marks, and a ledger that has a run with
+    other settings; otherwise as `read_recipe` and `run_all`.
     """
-    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": workers, "first_seed": first_seed})
-    folder, write = user_path(folder), None if write is None else user_path(write)
-    if write is not None:
-        check_marks(write, *marks(folder.name))
-    key, cells = _cells(recipes, over, overrides, trust_recipe)
-    plans = [Plan.of(cell) for cell in cells]
-    known = None if ledger is None else Ledger(ledger)
-    baseline = cells[0].value if key and len(recipes) == 1 else cells[0].name
-    every = range(first_seed, first_seed + seeds)
-    comparison = train_plans(plans, folder, every, workers, [baseline], also, key, progress=progress, ledger=known)
+    check(ARGUMENTS, {"workers": workers})
+    folder, page = user_path(folder), None if write is None else user_path(write)
+    if page is not None:
+        check_marks(page, *marks(folder.name))
+    plan = plan_comparison(recipes, folder, seeds, over, overrides, ledger, first_seed, trust_recipe)
+    comparison = plan.train(workers, also, progress)
     comparison.save(folder)
-    if write is not None:
-        replace_between_marks(write, comparison.to_markdown(), *marks(folder.name))
+    if page is not None:
+        replace_between_marks(page, comparison.to_markdown(), *marks(folder.name))
     return comparison
 
 
-def remaining_runs(
+def plan_comparison(
     recipes: Sequence[str | Path],
     folder: str | Path,
     seeds: int = 3,
@@ -79,47 +91,241 @@ def remaining_runs(
     overrides: Sequence[str] = (),
     ledger: str | Path | None = None,
     first_seed: int = 0,
-) -> str:
-    """What is left of a comparison, see `pool.remaining`; the arguments and errors are those of `compare`."""
-    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": 1, "first_seed": first_seed})
-    _, cells = _cells(recipes, over, overrides)
-    every = range(first_seed, first_seed + seeds)
-    trainings = [cell.training(seed, (), user_path(folder)) for seed in every for cell in cells]
-    return remaining(trainings, None if ledger is None else Ledger(ledger))
-
-
-def _cells(
-    recipes: Sequence[str | Path], over: str | None, overrides: Sequence[str], trust_recipe: bool = False
-) -> tuple[str | None, list[Cell]]:
-    """The varied setting, if any, and each recipe at each of its values."""
-    key, values = _varied(over)
-    _check_names(recipes)
+    trust_recipe: bool = False,
+) -> "Plan":
+    """What `compare` trains; the arguments and errors are its own."""
+    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "first_seed": first_seed})
+    key: str | None = None
+    values: list[str | None] = [None]
+    if over is not None:
+        key, _, text = over.partition("=")
+        values = [*text.split(",")]
+        if not key or "" in values or len(set(map(folder_name, text.split(",")))) < len(values):
+            raise SettingError(
+                f"`over` is {over!r}, expected key=value,value,… with different values, such as data.pairs=4,8,16."
+            )
+    names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"Two recipes are called {name}, so their runs would share a folder: rename one of the files."
+            )
     check_shared([*overrides, *([key] if key else [])])
-    paths = [find_recipe(recipe) for recipe in recipes]
-    return key, [
+    cells = [
         Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value, trusted=trust_recipe)
         for value in values
-        for path in paths
+        for path in map(find_recipe, recipes)
     ]
+    baseline = cells[0].value if key and len(recipes) == 1 else cells[0].name
+    known = None if ledger is None else Ledger(ledger)
+    return Plan(cells, user_path(folder), range(first_seed, first_seed + seeds), [baseline], key, known)
 
 
-def _varied(over: str | None) -> tuple[str | None, list[Any]]:
-    if over is None:
-        return None, [None]
-    key, equals, text = over.partition("=")
-    if not key or not equals or not text:
-        raise SettingError(f"`over` is {over!r}, expected key=value,value,… such as data.pairs=4,8,16.")
-    values = text.split(",")
-    if "" in values or len({folder_name(value) for value in values}) < len(values):
-        raise SettingError(f"`over` is {over!r}, expected different values: leave out empty and repeated ones.")
-    return key, values
+def check_shared(settings: Sequence[str]) -> None:
+    """Raises ValueError for a setting of all runs that is their own."""
+    for setting in settings:
+        if setting.partition("=")[0] in ("seed", "folder"):
+            raise SettingError(
+                f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it."
+            )
 
 
-def _check_names(recipes: Sequence[str | Path]) -> None:
-    """Raises ValueError if two runs would share a folder."""
-    names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise ValueError(
-            f"Two recipes are called {repeated[0]}, so their runs would share a folder: rename one of the files."
+def folder_name(value: str) -> str:
+    """The value as the name of a folder: no slashes, no leading dots."""
+    return re.sub(r"^\.+|[/\\]", "_", value)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe with overrides, at one value of the varied setting (None if no setting is varied).
+
+    trusted: whether the recipe may run code of any package, see `linvit.train`. look: see Training.
+    """
+
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    value: Any = None
+    group: str = ""
+    trusted: bool = False
+    look: Callable[[Path], Mapping[str, float]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.recipe.stem
+
+    def training(self, seed: int, overrides: Sequence[str], folder: Path) -> Training:
+        """The run with one seed, in its own folder below that of the comparison."""
+        settings = (f"seed={seed}", *self.overrides, *overrides)
+        at = "" if self.value is None else f"at {self.value} "
+        folder = folder / self.name / ("" if self.value is None else folder_name(self.value)) / f"seed{seed}"
+        values = read_recipe(self.recipe, settings) | {"folder": ""}
+        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values, self.trusted, self.look)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cell with all values of its recipe, its data, and its task on the meta device, that is, without weights."""
+
+    cell: Cell
+    values: Mapping[str, Any]
+    source: Source
+    task: Task
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Candidate":
+        recipe = Recipe(read_recipe(cell.recipe, cell.overrides), trust=cell.trusted)
+        values, source = recipe.resolved(), recipe.source()
+        settings = {key: value for key, value in values["task"].items() if key not in IRRELEVANT}
+        model = {key: value for key, value in values["model"].items() if key != LOADED}
+        facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # reads data: not on the meta device
+        with torch.device("meta"):
+            network = recipe.run_class.create_network(model, *facts)
+            task = recipe.run_class.create_task(network, *facts, **settings)
+        return cls(cell, values, source, task)
+
+    def row(self) -> dict[str, Any]:
+        """The network's columns of a row: parameters and, for image classification, pattern and MACs."""
+        network, cell = self.task.network, self.cell
+        facts = {"name": cell.name, "value": cell.value, "group": cell.group}
+        facts |= {"lr": self.values["optimizer"]["lr"], "epochs": self.values["trainer"]["max_epochs"]}
+        if self.values["task"]["name"] != "classification":
+            return facts | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+        cost = count_cost(network, (self.source.channels, *self.source.preprocessing.size))
+        return facts | vars(cost) | {"pattern": getattr(network, "pattern", None)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison trains: every cell with every seed, each in its own folder below `folder`.
+
+    baselines: names of the cells that others are compared with; or values, at which each is compared with itself. key:
+    the varied setting. ledger: finished runs. each_seed: seed → further overrides.
+    """
+
+    cells: Sequence[Cell]
+    folder: Path
+    seeds: range
+    baselines: Sequence[Any]
+    key: str | None = None
+    ledger: Ledger | None = None
+    each_seed: Callable[[int], Sequence[str]] = lambda seed: ()
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        return [Candidate.of(cell) for cell in self.cells]
+
+    @property
+    def trainings(self) -> list[Training]:
+        return [cell.training(seed, self.each_seed(seed), self.folder) for seed in self.seeds for cell in self.cells]
+
+    def left(self) -> str:
+        """How many runs are complete, and what the others cost, see `pool.remaining`."""
+        return remaining(self.trainings, self.ledger)
+
+    def train(self, workers: int, also: Sequence[str] = (), progress: Say = silent) -> Comparison:
+        """Trains what is left and returns a row for each cell; the arguments and errors are those of `compare`."""
+        candidates = self.candidates
+        names = sorted({candidate.values["task"]["name"] for candidate in candidates})
+        if len(names) > 1:
+            raise ValueError(f"The recipes have different tasks ({', '.join(names)}): compare recipes of one task.")
+        score, known = candidates[0].task.score, candidates[0].task.measures
+        for name in also:
+            if name not in known:
+                raise SettingError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
+        check_writable(self.folder)
+        rows, trainings = [candidate.row() for candidate in candidates], self.trainings
+
+        def outcome(measures: Mapping[str, float]) -> str:
+            value = measures.get(score, math.nan)
+            return (
+                f"nothing to measure the {known[score].heading} on" if math.isnan(value) else known[score].cell(value)
+            )
+
+        results = run_all(trainings, workers, progress, outcome, self.ledger)
+        measures = {name: known[name] for name in (score, *also)}
+        about = self._about([row["parameters"] for row in rows], results)
+        if self.ledger is not None:
+            about |= self.ledger.origins(training.label for training in trainings)
+        of_cells = [results[index :: len(rows)] for index in range(len(rows))]
+        table = compared(rows, of_cells, measures, self.baselines)
+        return Comparison(table, score, measures, about, self.baselines, self.key)
+
+    def _about(self, parameters: Sequence[int], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        values, source = self.candidates[0].values, self.candidates[0].source
+        data = Path(values["data"].get("root") or "").name or values["data"]["name"]  # the folder says more
+        names = {candidate.values["model"].get("name") for candidate in self.candidates}
+        epochs = {candidate.values["trainer"]["max_epochs"] for candidate in self.candidates}
+        machine = environment.describe(1, 1)
+        return {
+            "parameters": [min(parameters), max(parameters)],
+            "data": f"{data} over {self.key}" if self.key else getattr(source.preprocessing, "corpus", data),
+            "model": names.pop() if len(names) == 1 else None,
+            "epochs": epochs.pop() if len(epochs) == 1 else None,
+            "seeds": len(self.seeds),
+            "first_seed": self.seeds.start,
+            "precision": values["trainer"]["precision"],
+            "threads": 1,
+            "machines": [", ".join(machine["devices"])],
+            "commits": [machine["commit"] or "unknown"],
+            "torch": [machine["packages"]["torch"]],
+            "minutes": sum(result["seconds"] for result in results) / 60,
+        }
+
+
+def compared(
+    facts: Sequence[Mapping[str, Any]],
+    results: Sequence[Sequence[Mapping[str, Any]]],
+    measures: Mapping[str, Measure],
+    baselines: Sequence[str],
+) -> list[Row]:
+    """A row for each network, with paired differences from the baselines.
+
+    Args:
+        facts: for each network, its name, value and the other arguments of its row.
+        results: for each network, the results of its runs, one per seed, see `pool.complete`.
+        measures: the score first, then the measures that get their own columns.
+        baselines: names of the networks to compare with, at the same value; or values, at which each network is
+            compared with itself.
+    """
+    (score, *also) = measures
+    numbers = [_over_seeds(runs, score, measures[score]) for runs in results]
+    at = {(row["name"], row["value"]): values for row, values in zip(facts, numbers, strict=True)}
+    names = {name for name, _ in at}
+    rows = []
+    for row, runs, values in zip(facts, results, numbers, strict=True):
+        name, value = row["name"], row["value"]
+        partners = {base: (base, value) if base in names else (name, base) for base in baselines}
+        finite = [run for run in runs if run["reason"] is None]
+        rows.append(
+            Row(
+                **row,
+                measures=values,
+                mean=_estimate(values),
+                seconds=sum(run["seconds"] for run in runs) / len(runs),
+                differences={base: paired(values, at[to]) for base, to in partners.items() if to != (name, value)},
+                also={measure: _estimate(_over_seeds(finite, measure, measures[measure])) for measure in also},
+                inside=tuple(run.get("inside", {}) for run in runs),
+                diverged=len(runs) - len(finite),
+            )
         )
+    corrected: list[dict[str, float]] = [{} for _ in rows]
+    for name in baselines:
+        places = [place for place, row in enumerate(rows) if name in row.differences]
+        for place, p in zip(places, holm([rows[place].differences[name].p for place in places]), strict=True):
+            corrected[place][name] = p
+    return [replace(row, corrected=values) for row, values in zip(rows, corrected, strict=True)]
+
+
+def _over_seeds(runs: Sequence[Mapping[str, Any]], name: str, measure: Measure) -> tuple[float, ...]:
+    """The measure of every run, NaN for one that diverged; raises ValueError if a complete run lacks it."""
+    for run in runs:
+        if run["reason"] is None and name not in run["measures"]:
+            known = ", ".join(run["measures"])
+            raise ValueError(
+                f"The run has no measure {name!r} after its last epoch, only {known}: choose one of these."
+            )
+    return tuple(measure.factor * run["measures"].get(name, math.nan) for run in runs)
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return estimate([value for value in values if math.isfinite(value)])

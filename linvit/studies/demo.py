@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from linvit.analysis.curves import training_curve
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
+from linvit.analysis.run_figures import training_curve
 from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
 from linvit.files import user_path
@@ -15,8 +15,7 @@ from linvit.runs import Run, load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.runs.tasks import ClassificationRun
 from linvit.studies import inside
-from linvit.studies.comparison import compare
-from linvit.studies.plan import Say, silent
+from linvit.studies.comparison import Say, compare, silent
 from linvit.studies.table import Comparison
 
 ABOUT = """All networks were trained for {epochs} epochs with the same seed on the 1,797 handwritten digits that come

@@ -1,21 +1,22 @@
-"""Many short trainings, a few at a time, each in a worker process with one thread.
+"""Many short trainings, a few at a time, each in a worker process with one thread, and the file of finished ones.
 
 A training is complete when its folder contains result.json. Complete trainings are not repeated, unfinished ones resume
 from their last checkpoint, and divergence (a loss that is not finite) is a result.
 """
 
 import gc
+import hashlib
 import json
 import math
 import multiprocessing
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,15 +25,95 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from linvit import environment
 from linvit.bundled import header
 from linvit.environment import end_with_parent, forks_of
 from linvit.errors import SettingError
-from linvit.files import BEST, write_text
+from linvit.files import BEST, user_path, write_text
 from linvit.runs.folder import RunStoppedError, read_curves
-from linvit.studies.ledger import Ledger
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
 SETTINGS, RESULT = "settings.json", "result.json"
+OF_THE_MACHINE = {  # settings that may differ
+    "data": {"root", "cache", "num_workers"},
+    "task": {"compile", "cpp"},
+    "trainer": {"accelerator"},
+}
+
+
+class Ledger:
+    """The finished runs of a comparison or study, one JSON line each: run, settings, commit, machine, result.
+
+    path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and
+    OF_THE_MACHINE. What decides a result beside the recipe's name can be read too: lr, clip (the largest norm of the
+    gradients, or null), kernel ("cpp" or the operator's own choice, "auto"), processor, machine.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = user_path(path)
+        self._rows: dict[str, dict[str, Any]] = {}
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                row["settings"], row["result"]["measures"]
+                self._rows[row["run"]] = row
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"{self.path}, line {number} is not a finished run: correct or remove the line."
+                ) from error
+
+    def result(self, run: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a finished run, None if it is not there."""
+        row = self._rows.get(run)
+        if row is None:
+            return None
+        if row["settings"] != digest(values):
+            raise SettingError(
+                f"{self.path} has the run {run!r} with other settings: remove its line to train again, or choose"
+                " another `ledger`."
+            )
+        result: dict[str, Any] = row["result"]
+        return result
+
+    def origins(self, runs: Iterable[str]) -> dict[str, list[str]]:
+        """Where these finished runs were trained: `commits`, `machines` and versions of `torch`, each once, sorted."""
+        rows = [self._rows[run] for run in runs]
+        return {
+            "commits": sorted({row.get("commit") or "unknown" for row in rows}),
+            "machines": sorted({", ".join(row["machine"]) for row in rows}),
+            "torch": sorted({row["torch"] for row in rows}),
+        }
+
+    def add(self, run: str, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Adds a finished run and writes the file, runs in alphabetical order."""
+        machine = environment.describe(1, 1)
+        optimizer, task, trainer = (values.get(group, {}) for group in ("optimizer", "task", "trainer"))
+        self._rows[run] = {
+            "run": run,
+            "settings": digest(values),
+            "lr": optimizer.get("lr"),
+            "clip": trainer.get("gradient_clip_val"),
+            "kernel": "cpp" if task.get("cpp") else "auto",
+            "processor": environment.processor(),
+            "commit": machine["commit"],
+            "machine": machine["devices"],
+            "torch": machine["packages"]["torch"],
+            "result": dict(result),
+        }
+        lines = [json.dumps(self._rows[name]) for name in sorted(self._rows)]
+        write_text(self.path, "\n".join([*lines, ""]))
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """A hash of a recipe's values that is the same on every machine."""
+    content = {**values, "folder": ""}
+    for name, free in OF_THE_MACHINE.items():
+        given = content.pop(name, {})
+        kept = {key: value for key, value in given.items() if key not in free} if isinstance(given, Mapping) else given
+        if kept:  # a group with nothing else is as good as none
+            content[name] = kept
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -51,10 +132,7 @@ class Training:
     look: Callable[[Path], Mapping[str, float]] | None = None
 
     def result(self) -> dict[str, Any] | None:
-        """The result of the complete training, see `complete`; None if it is not complete.
-
-        Raises ValueError if the folder contains a run with other values.
-        """
+        """The result of the complete training, see `complete`; None if it is not complete."""
         settings = self.folder / SETTINGS
         if settings.is_file() and json.loads(settings.read_text()) != self.values:
             raise SettingError(
@@ -63,29 +141,6 @@ class Training:
             )
         result = self.folder / RESULT
         return json.loads(result.read_text()) if result.is_file() else None
-
-
-@dataclass
-class Progress:
-    """Counts complete trainings and estimates the remaining time from those of this call."""
-
-    total: int
-    complete: int
-    outcome: Callable[[Mapping[str, Any]], str]
-    trained: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    def line(self, label: str, result: Mapping[str, Any], running: Sequence[str]) -> str:
-        """`[12/150] rala seed 3: 91.24 %, 21 s; running: mala seed 3; about 34 min left`."""
-        self.complete, self.trained = self.complete + 1, self.trained + 1
-        outcome = "diverged" if result["reason"] else self.outcome(result["measures"])
-        facts = [f"[{self.complete}/{self.total}] {label}: {outcome}, {result['seconds']:.0f} s"]
-        if running:
-            facts.append(f"running: {', '.join(running)}")
-        if self.complete < self.total:
-            left = (time.monotonic() - self.started) / self.trained * (self.total - self.complete) / 60
-            facts.append(f"about {math.ceil(left)} min left")
-        return "; ".join(facts)
 
 
 class StopsBetweenEpochs(Callback):
@@ -118,21 +173,18 @@ def run_all(
         outcome: measures → their words in that line.
         ledger: runs in it are not repeated, and each finished one is added.
 
-    Raises:
-        ValueError: if a folder contains another run.
-        RunStoppedError: after Ctrl-C; the message says how to resume.
-        ConnectionError: if a worker was killed.
+    Raises ValueError if a folder contains another run, RunStoppedError after Ctrl-C, ConnectionError if a worker was
+    killed.
     """
     results = [_known(training, ledger) for training in trainings]
     finished = [result for result in results if result is not None]
     if len(finished) == len(trainings):
         return finished
     waiting = [index for index, result in enumerate(results) if result is None]
-    progress = Progress(len(trainings), len(finished), outcome)
+    number, trained, started = len(trainings), 0, time.monotonic()
     if finished:
-        taken = mean(result["seconds"] for result in finished)
-        left = math.ceil(taken * len(waiting) / workers / 60)
-        say(f"{progress.complete} of {len(trainings)} runs are complete; about {left} min left")
+        left = math.ceil(mean(result["seconds"] for result in finished) * len(waiting) / workers / 60)
+        say(f"{len(finished)} of {number} runs are complete; about {left} min left")
     with _workers(min(workers, len(waiting))) as (pools, stop):
         idle, busy = list(pools), dict[Future[dict[str, Any]], tuple[ProcessPoolExecutor, int]]()
         try:
@@ -142,16 +194,25 @@ def run_all(
                     busy[pool.submit(_complete, trainings[index])] = pool, index
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
                     pool, index = busy.pop(future)
-                    results[index] = result = _result_of(future, trainings[index])
-                    if ledger is not None:
-                        ledger.add(trainings[index].label, trainings[index].values, result)
                     idle.append(pool)
-                    running = [trainings[other].label for _, other in busy.values()]
-                    say(progress.line(trainings[index].label, result, running))
+                    training = trainings[index]
+                    results[index] = result = _result_of(future, training)
+                    if ledger is not None:
+                        ledger.add(training.label, training.values, result)
+                    trained += 1
+                    complete = len(finished) + trained
+                    words = "diverged" if result["reason"] else outcome(result["measures"])
+                    facts = [f"[{complete}/{number}] {training.label}: {words}, {result['seconds']:.0f} s"]
+                    if busy:
+                        facts.append(f"running: {', '.join(trainings[other].label for _, other in busy.values())}")
+                    if complete < number:
+                        left = math.ceil((time.monotonic() - started) / trained * (number - complete) / 60)
+                        facts.append(f"about {left} min left")
+                    say("; ".join(facts))
         except KeyboardInterrupt:
             say("Stopping after the current epoch of each run; press Ctrl-C again to stop at once.")
             raise RunStoppedError(
-                f"Stopped with {progress.complete} of {len(trainings)} runs complete: start it again to resume."
+                f"Stopped with {len(finished) + trained} of {number} runs complete: start it again to resume."
             ) from None
         finally:
             stop.set()
@@ -165,8 +226,6 @@ def remaining(trainings: Sequence[Training], ledger: Ledger | None = None) -> st
 
     The time is that of the complete runs of the same recipe; without any, what the recipe's header says before a
     parenthesis.
-
-    Raises ValueError as run_all does.
     """
     results = [(training, _known(training, ledger)) for training in trainings]
     taken: dict[Path, list[float]] = {}

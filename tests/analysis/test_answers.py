@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from linvit.analysis import answer_figures
+from linvit.analysis import answers as answer_figures
 from linvit.analysis.answers import Answers, calibration, confused_pairs, expected_calibration_error, per_class
 from linvit.data.images import Preprocessing
 

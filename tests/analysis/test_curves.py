@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from linvit.analysis.curves import training_curve
+from linvit.analysis.run_figures import training_curve
 from linvit.runs.tasks import RUNS
 from linvit.tasks import Classification, Detection
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.analysis.dense_cost import _backbone, _backbone_cost, count_dense_cost
+from linvit.analysis.cost import _backbone, _backbone_cost, count_dense_cost
 from linvit.models.published import FLOPS, FRAMEWORKS, SIZE, dense_row
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).

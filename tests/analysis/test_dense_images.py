@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linvit.analysis import dense_images
-from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
+from linvit.analysis.answers import CONFUSED, confusion_matrix
 from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
 
 GREY = torch.full((3, 40, 50), 100, dtype=torch.uint8)

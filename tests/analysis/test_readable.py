@@ -9,17 +9,16 @@ from matplotlib.text import Text
 
 import linvit  # noqa: F401
 from evidence.study_page import group_figure
-from linvit.analysis import answer_figures as answers
+from linvit.analysis import answers
 from linvit.analysis import attention_figures as attention
 from linvit.analysis.answers import Answers, confused_pairs
-from linvit.analysis.curves import training_curve
 from linvit.analysis.figures import SMALL
 from linvit.analysis.magnitude import compare_readouts, measure_magnitude
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import measure_ranks
+from linvit.analysis.run_figures import training_curve
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.studies.statistics import estimate
-from linvit.studies.table import Row, over_figure
+from linvit.studies.table import Row, estimate, over_figure
 from linvit.tasks import Classification
 
 FORMULA = r"$\frac{1}{$ & <b>"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from linvit.bench.figures import figures
-from linvit.bench.page import cells
+from linvit.bench.page import cells, figures
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from linvit.bench.memory import in_new_process, peak_of
+from linvit.bench.machine import in_new_process, peak_of
 
 on_linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="the peak of a process can be reset on Linux only"

@@ -4,15 +4,16 @@ import pytest
 
 from linvit.bench import rows, training
 from linvit.bench.exactness import WrongResultError
+from linvit.bench.options import TrainingOptions
 from linvit.bench.rows import Progress, Report
-from linvit.bench.training import Options, measure
+from linvit.bench.training import measure
 
 NANO = {"names": ("care_nano",), "size": (32, 32), "curve_size": (32, 32), "batch": 4, "curve_batch": 2, "rounds": 1}
 
 
 def measured(**options):
     report = Report("train")
-    measure(Options(**{**NANO, **options}), report, Progress())
+    measure(TrainingOptions(**{**NANO, **options}), report, Progress())
     return report
 
 
@@ -37,14 +38,14 @@ def test_a_step_that_cannot_run_says_why():
 def test_a_wrong_step_is_refused(monkeypatch):
     monkeypatch.setattr(training, "reference_model", lambda network: training.randomised(network, seed=2).train())
     monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
-    with pytest.raises(WrongResultError, match="training step of care_nano reference"):
+    with pytest.raises(WrongResultError, match="care_nano reference at 32 × 32, batch 4"):
         measured(variants=("plain", "reference"))
 
 
 def test_a_curve_that_differs_does_not_agree(monkeypatch):
     losses = iter([[1.0, 0.5], [1.0, 0.501], [1.0, 0.5], [1.0, 0.51]])
     monkeypatch.setattr(training, "_losses", lambda *_: next(losses))
-    options = Options(**NANO, variants=("plain", "channels_last"), curve_steps=2)
+    options = TrainingOptions(**NANO, variants=("plain", "channels_last"), curve_steps=2)
     found = training.loss_curves("care_nano", options, Progress())
     assert found["plain"]["agrees"]
     assert found["channels_last"]["deviation"] == pytest.approx(0.01)

@@ -9,8 +9,9 @@ import torch
 from linvit import export
 from linvit.bench import networks, rows
 from linvit.bench.exactness import WrongResultError
-from linvit.bench.inference import PEERS, Options, findings, measure
+from linvit.bench.inference import check_options, findings, measure
 from linvit.bench.networks import Case, create, images, randomised, variant_call
+from linvit.bench.options import PEERS, NetworkOptions
 from linvit.bench.rows import Progress, Report, Row
 from linvit.deploy.formats import opened
 from linvit.models.published import PUBLISHED
@@ -36,7 +37,7 @@ class TurnClock:
 
 def measured(**options):
     report = Report("model")
-    measure(Options(**{**NANO, **options}), report, Progress())
+    measure(NetworkOptions(**{**NANO, **options}), report, Progress())
     return report
 
 
@@ -133,7 +134,7 @@ def test_the_row_of_a_file_in_8_bits_says_so(tmp_path, monkeypatch):
         facts, session = opened(*given)
         return replace(facts, calibrated=16), session
 
-    monkeypatch.setattr("linvit.bench.runtimes.opened", opened_in_8_bits)
+    monkeypatch.setattr("linvit.bench.networks.opened", opened_in_8_bits)
     file = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "eight.onnx", dynamic=False, size=32).path
     (row,) = measured(names=(), variants=(str(file),), peers=(), sizes=((32, 32),)).rows
     assert row.dtype == "int8"
@@ -141,9 +142,9 @@ def test_the_row_of_a_file_in_8_bits_says_so(tmp_path, monkeypatch):
 
 def test_a_file_that_cannot_be_timed_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone.onnx does not exist"):
-        Options(variants=("plain", "gone.onnx"))
+        check_options(NetworkOptions(variants=("plain", "gone.onnx")))
     with pytest.raises(ValueError, match=r"'some.onnx', expected one of"):
-        Options(peer_variants=("some.onnx",))
+        check_options(NetworkOptions(peer_variants=("some.onnx",)))
     fixed = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "fixed.onnx", size=32, dynamic=False).path
     with pytest.raises(ValueError, match=r"32×48 px, but .*fixed.onnx reads 3 and 32×32 px"):
         measured(names=(), variants=(str(fixed),), peers=())

@@ -5,14 +5,15 @@ import torch
 
 from linvit.bench import operators, rows
 from linvit.bench.exactness import WrongResultError
-from linvit.bench.operators import Case, Options, build_call, grid, measure, operands
+from linvit.bench.operators import Case, build_call, grid, measure, operands
+from linvit.bench.options import OperatorOptions
 from linvit.bench.rows import Progress, Report
 from linvit.layers.mechanisms import LINEAR_AXES
 
 
 def measured(**options):
     report = Report("op")
-    measure(Options(**{"tokens": (12,), "rounds": 1, "heads": 2, "width": 8, **options}), report, Progress())
+    measure(OperatorOptions(**{"tokens": (12,), "rounds": 1, "heads": 2, "width": 8, **options}), report, Progress())
     return report
 
 

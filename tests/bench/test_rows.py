@@ -4,7 +4,7 @@ import pytest
 
 from linvit.bench.clock import Timing
 from linvit.bench.kinds import measure
-from linvit.bench.rows import Report, Row, Timed, crossover, curves, exponent, fill
+from linvit.bench.rows import Report, Row, Trial, crossover, curves, exponent, fill
 
 
 def curve(name, times, **options):
@@ -43,8 +43,8 @@ def test_a_row_as_json_has_the_fields_that_are_promised():
         "plain": Timing([0.04, 0.04, 0.06]),
         "peer": Timing([0.02, 0.02, 0.03]),
     }
-    timed = Timed(row, print, "plain", {"sdpa": "peer", "reference": "none", "self": "it"})
-    fill(timed, "it", timings, "cpu")
+    rivals = {"sdpa": "peer", "reference": "none", "self": "it"}
+    fill(Trial(row, "it", base="plain", rivals=rivals), timings, "cpu")
     found = Report("op", rows=[row]).as_dict()["rows"][0]
     assert found["ratio"] == pytest.approx(2)
     assert found["base"] == "rala plain float32"

@@ -5,12 +5,10 @@ import inspect
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
-from linvit.bench.kinds import KINDS
-from linvit_cli import _parser, bench, main, parse
+from linvit_cli import _parser, main, parse
 from linvit_cli.commands import COMMANDS
 
 
@@ -80,25 +78,6 @@ def in_words(value):
     if isinstance(value, tuple):
         return " ".join(in_words(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def size_in_words(size):
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
-
-
-@pytest.mark.parametrize("kind", bench.KINDS)
-def test_the_defaults_of_bench_are_those_of_the_code(kind):
-    dests = {action.dest for action in LEAVES["bench", kind]._actions}
-    checked = 0
-    for field in fields(KINDS[kind].Options):
-        value = field.default
-        if field.name not in dests or isinstance(value, bool) or field.name in ("seconds", "peers"):
-            continue
-        if field.name in ("sizes", "size", "curve_size"):
-            value = tuple(map(size_in_words, value)) if field.name == "sizes" else size_in_words(value)
-        assert written_default(("bench", kind), field.name) == in_words(value), field.name
-        checked += 1
-    assert checked >= 3
 
 
 def test_the_defaults_of_runs_are_those_of_the_code():

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.claims import ACCURACY, CLAIMS, Claim, verdicts
-from evidence.statistics import FAILS, HOLDS, UNCLEAR
+from evidence.claims import ACCURACY, CLAIMS, FAILS, HOLDS, UNCLEAR, Claim, verdicts
 from linvit.bundled import bundled_folder
 
 FAR_APART = {"good": (90.0, 90.4, 90.1, 89.9, 90.2), "bad": (70.0, 70.3, 70.2, 69.8, 70.1)}

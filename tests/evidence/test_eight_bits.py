@@ -7,7 +7,7 @@ from evidence import eight_bits
 from evidence.eight_bits import BEGIN, END, FLOAT, OURS, WAYS, WRITERS, Row, to_markdown, write_bundled
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
-from linvit.studies.statistics import paired
+from linvit.studies.table import paired
 
 
 @pytest.fixture(scope="module")

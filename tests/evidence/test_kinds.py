@@ -12,7 +12,7 @@ from evidence.bench import decoding, precision, sampling, segmentation, streamin
 from evidence.bench.decoding import VOCABULARY, filled, step
 from linvit.bench.exactness import WrongResultError
 from linvit.bench.kinds import measure
-from linvit.bench.memory import MEBIBYTE
+from linvit.bench.machine import MEBIBYTE
 from linvit.bench.page import cells
 from linvit.models.dit import DiT
 from linvit.models.registry import create

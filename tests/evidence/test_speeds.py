@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from evidence.speeds import check_page, marks, redraw, report_on_page, write_page
-from linvit.bench.figures import family_colours, figures
-from linvit.bench.page import to_markdown
+from linvit.bench.page import family_colours, figures, to_markdown
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 

@@ -14,9 +14,9 @@ from imagenet_folder import write_imagenet
 from tiny_study import write_recipes
 
 from evidence.__main__ import main
-from evidence.study import BASELINES, Runs, best_first, marks, read_variants
+from evidence.study import BASELINES, Runs, best_first, check_alike, marks
 from evidence.study_page import CLAIM_COLUMNS
-from linvit.studies.plan import compared
+from linvit.studies.comparison import compared
 from linvit.tasks.measures import Measure
 
 STUDY = Path(__file__).parents[2] / "recipes" / "study"
@@ -121,26 +121,32 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     assert "seed 0' with other settings: remove its line" in capsys.readouterr().err
 
 
+def candidates_of(recipes, overrides=()):
+    found = Runs(recipes, Path("runs"), range(2), overrides=overrides).plan().candidates
+    check_alike(found)
+    return found
+
+
 def test_recipes_may_have_learning_rates_of_their_own(tmp_path):
     recipes = write_recipes(tmp_path / "recipes")
     (recipes / "linear.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_linear}\noptimizer: {lr: 2e-3}\n")
-    assert [plan.row()["lr"] for plan in read_variants(recipes)] == [2e-3, 1e-3]
+    assert [plan.row()["lr"] for plan in candidates_of(recipes)] == [2e-3, 1e-3]
 
 
 def test_recipes_that_differ_in_their_budget_are_refused(tmp_path):
     recipes = write_recipes(tmp_path / "recipes")
     (recipes / "rala.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_rala}\ntrainer: {max_epochs: 9}\n")
     with pytest.raises(ValueError, match="differ in more than model and learning rate"):
-        read_variants(recipes)
+        candidates_of(recipes)
 
 
 def test_the_recipe_named_after_its_folder_is_the_only_baseline(tmp_path):
     recipes = write_recipes(tmp_path / "rala", names=("inline", "rala"))
-    assert [plan.cell.name for plan in read_variants(recipes)] == ["rala", "inline"]
+    assert [plan.cell.name for plan in candidates_of(recipes)] == ["rala", "inline"]
 
 
 def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
-    plans = read_variants(STUDY)
+    plans = candidates_of(STUDY)
     assert [plan.cell.name for plan in plans[:2]] == ["linear", "softmax"]
     assert {plan.cell.group for plan in plans} == {"Mechanisms", "Parts of RALA", "Parts of MALA"}
     parameters = {plan.cell.name: plan.row()["parameters"] for plan in plans}
@@ -155,7 +161,7 @@ def test_the_study_of_the_vit_at_imagenets_scale_by_three_settings(tmp_path):
     overrides = [setting.replace("/data/imagenet", str(tmp_path)) for setting in shlex.split(settings)]
     assert len(overrides) == 3
     write_imagenet(tmp_path)
-    plans = read_variants(STUDY.parent / "evidence" / "vit", overrides)
+    plans = candidates_of(STUDY.parent / "evidence" / "vit", overrides)
     assert len(plans) == 18
     networks = {plan.cell.name: plan.task.network for plan in plans}
     published = timm.create_model("deit_tiny_patch16_224", num_classes=3)

@@ -11,7 +11,7 @@ from tiny_run import write_recipe
 from torch import nn
 
 import linvit
-from linvit.analysis.sensitivity_figure import SHOWN, sensitivity_figure
+from linvit.analysis.run_figures import LAYERS, sensitivity_figure
 from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import exported
 from linvit.deploy.int8 import equalized, layers_of, names_of, quantized, sensitivity, steps_of
@@ -154,9 +154,9 @@ def test_the_figure_shows_the_most_sensitive_layers():
     rows.insert(0, ("exp", False, 1e-7))
     axes = sensitivity_figure(rows).axes[0]
     marks = [line for line in axes.lines if line.get_marker() == "<"]
-    assert [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in marks] == [(pytest.approx(3e-4), SHOWN + 1)]
+    assert [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in marks] == [(pytest.approx(3e-4), LAYERS + 1)]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(labels) == SHOWN + 4
+    assert len(labels) == LAYERS + 4
     assert (labels[0], labels[-4:]) == (r"stages.39.\$x", ["divisions", "exp", "all layers", "every step"])
 
 

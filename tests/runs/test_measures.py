@@ -10,7 +10,7 @@ from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
 
 import linvit
-from linvit.analysis.curves import training_curve
+from linvit.analysis.run_figures import training_curve
 from linvit.runs.tasks import RUNS
 from linvit.tasks import generated
 from linvit.tasks.measures import Measure, column

@@ -9,7 +9,7 @@ from tiny_run import write_recipe
 
 from linvit.analysis.markdown import marks
 from linvit.studies import Comparison, compare
-from linvit.studies.plan import compared, folder_name
+from linvit.studies.comparison import compared, folder_name
 from linvit.studies.table import over_figure
 from linvit.tasks.measures import Measure
 from linvit_cli import main
@@ -132,8 +132,8 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
         ({"seeds": 0}, "`seeds` is 0, expected a whole number of 1 or more"),
         ({"first_seed": -1}, "`first_seed` is -1, expected a whole number from 0 to"),
         ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
-        ({"over": "data.pairs=4,,8"}, "expected different values"),
-        ({"over": "data.pairs=4,8,4"}, "expected different values"),
+        ({"over": "data.pairs=4,,8"}, "with different values"),
+        ({"over": "data.pairs=4,8,4"}, "with different values"),
         ({"over": "seed=1,2"}, "'seed' cannot be the same for all runs"),
         ({"overrides": ["folder=elsewhere"]}, "'folder=elsewhere' cannot be the same for all runs"),
         ({"recipes": [Path("a/mala.yaml"), Path("b/mala.yaml")]}, "Two recipes are called mala"),
@@ -158,7 +158,7 @@ def test_recipes_of_two_tasks_are_refused(tmp_path):
 
 
 def test_a_measure_that_the_task_does_not_have_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.studies.plan.run_all", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("linvit.studies.comparison.run_all", lambda *_: pytest.fail("trained"))
     with pytest.raises(ValueError, match=r"`also` is .wer., expected measures of the task classification: .*top1"):
         compare([write_recipe(tmp_path)], tmp_path / "out", also=["wer"])
     assert not (tmp_path / "out").exists()
@@ -172,7 +172,7 @@ def untrained(monkeypatch):
         "seconds": 1.0,
         "measures": dict.fromkeys(("mask_ap", "box_ap", "fid", "loss", "top1"), 0.5),
     }
-    monkeypatch.setattr("linvit.studies.plan.run_all", lambda trainings, *_: [result] * len(trainings))
+    monkeypatch.setattr("linvit.studies.comparison.run_all", lambda trainings, *_: [result] * len(trainings))
 
 
 def test_recipes_that_run_code_of_others_need_trust(tmp_path, untrained):
@@ -232,7 +232,7 @@ def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, c
 
 
 def test_a_page_without_marks_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.studies.plan.run_all", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("linvit.studies.comparison.run_all", lambda *_: pytest.fail("trained"))
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(ValueError, match=r"no place for the tables: add the lines <!-- out:begin -->"):
         compare([write_recipe(tmp_path)], tmp_path / "out", write=tmp_path / "page.md")

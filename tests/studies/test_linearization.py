@@ -15,8 +15,7 @@ from linvit.models.lessons import lessons
 from linvit.runs import train
 from linvit.runs.training import train_in_turn
 from linvit.studies import linearization, plan_linearization
-from linvit.studies.linearization import Hybrid
-from linvit.studies.linearization_plan import Letter, LinearizationPlan, Proposal
+from linvit.studies.linearization import Hybrid, Letter, LinearizationPlan, Proposal
 from linvit_cli import main
 
 DEEP = {"base": {**BASE, "depth": 3}}

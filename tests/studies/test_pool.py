@@ -15,8 +15,7 @@ from linvit.environment import describe
 from linvit.files import write_csv
 from linvit.runs.folder import RunStoppedError, read_curves
 from linvit.studies import pool
-from linvit.studies.ledger import Ledger, digest
-from linvit.studies.pool import Training, complete, last_measures, run_all
+from linvit.studies.pool import Ledger, Training, complete, digest, last_measures, run_all
 
 
 def training_of(recipes, folder, *overrides):

@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evidence.statistics import (
-    FAILS,
-    HOLDS,
-    UNCLEAR,
+from evidence.claims import (
     found_with,
     p_above,
     p_higher,
     p_within,
     power,
     power_within,
-    verdict_share,
 )
-from linvit.studies.statistics import Estimate, estimate, holm, paired
+from linvit.studies.table import Estimate, estimate, holm, paired
 
 
 def test_interval_and_p_are_those_of_the_tables():
@@ -90,8 +86,3 @@ def test_power_is_what_simulations_find():
     strict = 0.05 / 22  # two seeds find only what is hundreds of times the deviation
     assert power(found_with(0.8, 0.6, 2, strict), 0.6, 2, strict) == pytest.approx(0.8)
     assert power_within(0.1, 0.6, 5, 0.05) == 0
-
-
-def test_something_happens_in_every_run_in_some_or_in_none():
-    assert [verdict_share(part, 5) for part in (5, 3, 0)] == [HOLDS, UNCLEAR, FAILS]
-    assert verdict_share(0, 0) == UNCLEAR

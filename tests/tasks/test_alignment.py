@@ -7,7 +7,7 @@ from linearize_teachers import SMALL, body, image
 from torch.testing import assert_close
 
 import linvit
-from linvit.bench.memory import peak_of
+from linvit.bench.machine import peak_of
 from linvit.models.lessons import lessons, share
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.students import relative_errors

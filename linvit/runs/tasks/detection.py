@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis import answer_figures as figures
+from linvit.analysis import answers as figures
 from linvit.analysis.dense_images import draw_objects
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.annotations import to_mask, to_runs

@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate, pad
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import functional as F
 
-from linvit.analysis import answer_figures as figures
+from linvit.analysis import answers as figures
 from linvit.analysis.dense_images import draw_map, largest_shares, shares
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.coco import CocoPanoptic

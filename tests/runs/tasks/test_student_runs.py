@@ -16,7 +16,7 @@ from linvit.data.images.small import DIGITS_STD as STD
 from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
 from linvit.studies import compare
-from linvit.studies.plan import Cell, Plan
+from linvit.studies.comparison import Candidate, Cell
 
 TASKS = ("alignment", "transfer")
 
@@ -297,6 +297,6 @@ def test_students_of_several_mechanisms_are_compared_and_go_on_from_their_own_ru
 @pytest.mark.parametrize("task", TASKS)
 def test_a_plan_needs_no_weights_of_the_teacher(task, teacher, tmp_path, recwarn):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
-    network = Plan.of(Cell(recipe)).task.network
+    network = Candidate.of(Cell(recipe)).task.network
     assert all(parameter.is_meta for parameter in network.parameters())
     assert not recwarn.list

@@ -1,4 +1,4 @@
-"""The training curves of a run: losses, measures and learning rate over its epochs."""
+"""Figures of a run: its curves of training, and how sensitive its layers are to 8 bits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,14 @@ from operator import itemgetter
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from linvit.analysis.figures import COLOURS, SMALL, integer_ticks, panel_grid
+from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, literal, panel_grid, plain_ticks, subplots
 from linvit.tasks.measures import AVERAGED, Measured
 
 LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}
-
-GROUPS = 1_000  # of neighbouring epochs, in a longer training
+EPOCHS = 1_000  # drawn: neighbours of a longer training are a group
+LAYERS, DECADES, TOTALS = 24, 1e3, 2  # of a sensitivity: most layers, the largest error over the smallest, last rows
 
 
 def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> Figure:
@@ -41,7 +42,7 @@ def _lines(
     for (column, words), colour in zip(names.items(), COLOURS, strict=False):
         points = [(row["epoch"], factor * row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
         if points:
-            step = -(-len(points) // GROUPS)  # of neighbours only the lowest and the highest: an SVG has every point
+            step = -(-len(points) // EPOCHS)  # of neighbours only the lowest and the highest: an SVG has every point
             groups = [points[start : start + step] for start in range(0, len(points), step)]
             extremes = {extreme(group, key=itemgetter(1)) for group in groups for extreme in (min, max)}
             lines.append((words, colour, sorted({points[0], points[-1], *extremes})))
@@ -63,3 +64,31 @@ def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
 def write_training_curve(rows: Sequence[Mapping[str, float]], measures: Measured, path: Path) -> None:
     """Writes the figure of `training_curve` as PNG, whatever the suffix of path."""
     training_curve(rows, measures).savefig(path, format="png", dpi=150)
+
+
+def sensitivity_figure(rows: Sequence[tuple[str, bool, float]]) -> Figure:
+    """The relative error of the outputs, as points: the 24 most sensitive layers, the steps in float32, and totals.
+
+    rows: name, whether the file has this part in 8 bits, and the error; the last two rows are the totals.
+    """
+    parts = sorted(rows[:-TOTALS], key=lambda row: -row[2])
+    layers = [row for row in parts if row[1]]
+    shown = [*layers[:LAYERS], *(row for row in parts if not row[1]), *rows[-TOTALS:]]
+    figure, axes = subplots((WIDTH, 1.2 + 0.22 * len(shown)))
+    lowest = max((error for _, _, error in shown), default=1.0) / DECADES
+    for row, (_, rounded, error) in enumerate(shown):
+        marker = "<" if error < lowest else "o"
+        axes.plot(max(error, lowest), row, marker, color=COLOURS[0 if rounded else 1], clip_on=False)
+    axes.set_yticks(range(len(shown)), [literal(name) for name, _, _ in shown])
+    axes.set(xscale="log", ylim=(len(shown) - 0.4, -0.6), xlim=(lowest, None))
+    axes.set_xlabel("relative error of the outputs, this part in 8 bits (◂: smaller)")
+    plain_ticks(axes.xaxis)
+    axes.grid(visible=True, axis="y", color="#DDDDDD")
+    for place in (len(shown) - TOTALS - 0.5, len(layers[:LAYERS]) - 0.5):
+        axes.axhline(place, color="#555555", linewidth=0.8)
+    labels = ("in 8 bits in the file", "kept in float32")
+    legend = [Line2D([], [], marker="o", linestyle="", color=COLOURS[i], label=label) for i, label in enumerate(labels)]
+    figure.legend(handles=legend, loc="outside upper left", ncols=2, frameon=False, fontsize=SMALL)
+    if len(layers) > LAYERS:
+        axes.set_title(f"the {LAYERS} most sensitive of {len(layers)} layers", fontsize=SMALL, loc="right")
+    return figure
