@@ -1,7 +1,6 @@
 """Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,22 +8,15 @@ from torch import Tensor, nn
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Form(NamedTuple):
-    """Shape, dtype and device of a dense tensor, which decide whether tensors fit together."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-
-def form(name: str, x: object) -> Form:
-    """The form of the argument `name`; TypeError if it is no tensor, ValueError for a sparse, nested or similar one."""
+def check_dense(name: str, x: object, device: torch.device | None = None) -> None:
+    """Raise TypeError unless the argument is a tensor, ValueError unless it is dense and on the queries' device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` is {kind(x)}, expected a tensor")
     if x.layout != torch.strided or x.is_nested:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise ValueError(f"`{name}` is a {layout} tensor, expected a dense one: convert it")
-    return Form(x.shape, x.dtype, x.device)
+    if device is not None and x.device != device:
+        raise ValueError(f"`{name}` is on {x.device} and `query` on {device}, expected one device: move one")
 
 
 def check_network(name: str, network: object) -> None:
@@ -37,12 +29,6 @@ def check_floating(name: str, dtype: torch.dtype, remedy: str = "cast it") -> No
     """Raise ValueError unless operator and networks compute with this dtype."""
     if dtype not in FLOATS:
         raise ValueError(f"`{name}` is {dtype}, expected float16, bfloat16, float32 or float64: {remedy}")
-
-
-def check_device(name: str, x: Form, query: Form) -> None:
-    """Raise ValueError unless the tensor is on the device of the queries."""
-    if x.device != query.device:
-        raise ValueError(f"`{name}` is on {x.device} and `query` on {query.device}, expected one device: move one")
 
 
 def kind(value: object) -> str:

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from linvit.arguments import check_floating, form, kind
+from linvit.arguments import check_dense, check_floating, kind
 from linvit.errors import SettingError
 
 Inputs = Tensor | tuple[Tensor, ...]
 
 
-def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
+def check_matrix(name: str, matrix: Tensor, axes: int = 2) -> None:
     """Raises unless it is a dense floating-point tensor with at least this many axes."""
-    shape, dtype, _ = form(name, matrix)
-    check_floating(name, dtype)
-    if len(shape) < axes or 0 in shape[-axes:]:
-        raise SettingError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
+    check_dense(name, matrix)
+    check_floating(name, matrix.dtype)
+    if matrix.ndim < axes or 0 in matrix.shape[-axes:]:
+        raise SettingError(f"`{name}` has shape {tuple(matrix.shape)}, expected {axes} or more axes, none of length 0")
 
 
 def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -23,7 +23,8 @@ def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     for index, x in enumerate(given):
         name = f"inputs[{index}]" if isinstance(inputs, tuple) else "inputs"
-        if not form(name, x).shape:
+        check_dense(name, x)
+        if x.ndim == 0:
             raise SettingError(f"`{name}` has no axes, expected a batch")
     return given
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.arguments import check_network, form
+from linvit.arguments import check_dense, check_network
 from linvit.ranges import Count, check
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -66,4 +66,4 @@ def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
 def _check(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     check_network("network", network)
     for index, x in enumerate(inputs):
-        form(f"inputs[{index}]", x)
+        check_dense(f"inputs[{index}]", x)

@@ -1,9 +1,8 @@
 import pytest
 import torch
 from kernel_judge import judge
-from test_kernel_packed import one_after_another, pack
+from test_kernel_packed import KERNEL, one_after_another, pack
 
-from linvit.kernels import linear_attention
 from linvit.ops import rotary_1d
 
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
@@ -70,7 +69,7 @@ def test_packed_sequences(device, tiled):
     tiled(rows=16, processors=1)
     tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=2)
     options = {"cu_seqlens": cu_seqlens, "rotary": rotary, "normalizer": "magnitude", "causal": True}
-    judge(tensors, kernel=linear_attention, twin=one_after_another, **options)
+    judge(tensors, kernel=KERNEL, twin=one_after_another, **options)
 
 
 def test_strides(device, tiled):
