@@ -14,7 +14,7 @@ from linvit.data.images import Digits
 from linvit.data.images.digits import MEAN, STD
 from linvit.files import read_checkpoint
 from linvit.models.by_name import bundled_names
-from linvit.models.swapped import NAMES as SWAPPED_NAMES
+from linvit.models.swap import NAMES as SWAPPED_NAMES
 from linvit_cli import main
 
 

@@ -15,8 +15,8 @@ from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.page import ERROR, TIME, TOKENS, Cell, against, number
 from linvit.bench.rows import Progress, Report, Row, Timed
-from linvit.layers.cache import KeyValues
-from linvit.models.registry import create
+from linvit.layers.operator import KeyValues
+from linvit.models.by_name import create
 from linvit.models.sequence import Decoder, DecoderCache
 from linvit.ranges import Count
 

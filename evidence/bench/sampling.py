@@ -15,8 +15,8 @@ from linvit.bench.exactness import TOLERANCES, check
 from linvit.bench.networks import randomised
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
 from linvit.bench.rows import Progress, Report, Row, Timed
+from linvit.models.by_name import create
 from linvit.models.dit import DiT, Side
-from linvit.models.registry import create
 
 CLASSES = 10
 STEPS = 50  # of sampling an image

@@ -14,8 +14,8 @@ from linvit.data.images.image import CorruptImageError, Preprocessing, naming
 from linvit.data.source import Source
 from linvit.models.by_name import bundled_weights, create_classifier, is_ours
 from linvit.models.published import PUBLISHED
+from linvit.models.swap import BASES
 from linvit.models.swap import NAME as LINEARIZED
-from linvit.models.swapped import BASES
 from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.images import find_images, read_image
 from linvit.runs.large_images import in_strips

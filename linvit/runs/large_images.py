@@ -17,7 +17,7 @@ from linvit.runs.predictions import untaken_name
 from linvit.runs.trained import Trained
 from linvit.streaming import Streamed, run_in_strips
 from linvit.streaming.images import Image, open_image
-from linvit.streaming.maps import StoredMap
+from linvit.streaming.strip import StoredMap
 from linvit.tasks.segmentation import Segmentation
 
 OPTIONS = ("rows", "memory", "spill", "progress")

@@ -18,8 +18,7 @@ from linvit.environment import commit
 from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.layers.operator import Lesson
-from linvit.models.lessons import lessons, letters_of
-from linvit.models.linearizing import Origin
+from linvit.models.linearizing import Origin, lessons, letters_of
 from linvit.ranges import Count, Range, check
 from linvit.runs import Run
 from linvit.studies.linearization_plan import Letter, LinearizationPlan, Proposal

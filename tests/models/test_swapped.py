@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.models.swapped import BASES, NAMES
+from linvit.models.swap import BASES, NAMES
 
 SMALL = {
     "deit_tiny": {"img_size": 64, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3},

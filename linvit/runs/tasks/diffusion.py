@@ -19,9 +19,9 @@ from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
+from linvit.models.by_name import create
 from linvit.models.dit import DiT
 from linvit.models.published import FLOPS, ROWS
-from linvit.models.registry import create
 from linvit.ranges import Amount, Count, Range, Some, checked
 from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.report import Section

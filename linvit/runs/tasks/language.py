@@ -21,7 +21,7 @@ from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Tokenizer, decoded_after
 from linvit.errors import SettingError
 from linvit.layers.mechanisms import at
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.models.sequence import SIZES, Decoder, DecoderCache, generate
 from linvit.ranges import Count, Range, check_names, checked
 from linvit.runs.evaluate import HarnessMeasures, Measures

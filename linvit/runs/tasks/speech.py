@@ -20,9 +20,9 @@ from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, 
 from linvit.errors import SettingError
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
+from linvit.models.by_name import create
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.published import ROWS, SIZE
-from linvit.models.registry import create
 from linvit.ranges import check_names, checked, declared
 from linvit.runs.evaluate import Measures
 from linvit.runs.images import as_list, find_inputs
