@@ -1,4 +1,4 @@
-"""timm's models and others by name and arguments, with one sentence for each that is unknown or contradicts the data."""
+"""timm's models and others by name and arguments; each that is unknown or contradicts the data is one sentence."""
 
 import difflib
 import inspect
