@@ -1,6 +1,6 @@
 """Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +8,25 @@ from torch import Tensor, nn
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_dense(name: str, x: object, device: torch.device | None = None) -> None:
-    """Raise TypeError unless the argument is a tensor, ValueError unless it is dense and on the queries' device."""
+def check_tensors(tensors: Mapping[str, object]) -> None:
+    """Raise TypeError unless all are tensors, ValueError unless they are dense and on the device of the first."""
+    for name, x in tensors.items():
+        check_dense(name, x)
+    (first, here), *others = tensors.items()
+    for name, x in others:
+        if x.device != here.device:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"`{name}` is on {x.device} and `{first}` on {here.device}, expected one device: move one"  # type: ignore[attr-defined]
+            )
+
+
+def check_dense(name: str, x: object) -> None:
+    """Raise TypeError unless the argument is a tensor, ValueError for a sparse, nested or similar one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` is {kind(x)}, expected a tensor")
     if x.layout != torch.strided or x.is_nested:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise ValueError(f"`{name}` is a {layout} tensor, expected a dense one: convert it")
-    if device is not None and x.device != device:
-        raise ValueError(f"`{name}` is on {x.device} and `query` on {device}, expected one device: move one")
 
 
 def check_network(name: str, network: object) -> None:
@@ -39,9 +49,3 @@ def kind(value: object) -> str:
 def is_traced() -> bool:
     """Whether a compiler, an exporter or torch.jit traces the code, so that sizes may be symbols."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-
-
-def broadcasts(shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a tensor of this shape expands to these sizes."""
-    pairs = zip(reversed(shape), reversed(sizes), strict=False)
-    return len(shape) <= len(sizes) and all(given in (1, size) for given, size in pairs)

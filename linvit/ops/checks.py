@@ -4,13 +4,14 @@ They cover what torch would not report, or only by a wrong result, such as shape
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from linvit.arguments import broadcasts, check_dense, check_floating, kind
+from linvit.arguments import FLOATS, check_dense, check_tensors, kind
 from linvit.ops.causal import at_hand
 from linvit.ops.position import Rotary
 from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, accumulator_dtype, field_sizes
@@ -38,6 +39,20 @@ def check_call(
         TypeError: for an argument of the wrong type.
         ValueError: for tensors and options that do not fit together.
     """
+    tensors: dict[str, object] = {"query": query, "key": key, "value": value}
+    if not isinstance(weighting, str):
+        if not isinstance(weighting, Tensor):
+            raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
+        tensors["weighting"] = weighting
+    if rotary is not None:
+        if not isinstance(rotary, Rotary):
+            raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
+        tensors["rotary.cos"], tensors["rotary.sin"] = rotary
+    if key_mask is not None:
+        tensors["key_mask"] = key_mask
+    if cu_seqlens is not None:
+        tensors["cu_seqlens"] = cu_seqlens
+    check_tensors(tensors)
     _check_tokens(query, key, value)
     queries, tokens = query.shape[2], key.shape[2]
     if causal is not False or block_size is not None:
@@ -62,9 +77,8 @@ def check_call(
     if rotary is not None:
         _check_rotary(rotary, query, key)
     if key_mask is not None:
-        check_dense("key_mask", key_mask, query.device)
         sizes = key.shape[:3:2] if key_mask.ndim == 2 else key.shape[:3]
-        fits = key_mask.ndim in (2, 3) and broadcasts(key_mask.shape, sizes)
+        fits = key_mask.ndim in (2, 3) and _expands(key_mask.shape, sizes)
         if not fits or key_mask.dtype not in (torch.bool, torch.uint8, torch.int8):
             raise ValueError(
                 f"`key_mask` is {key_mask.dtype} of shape {tuple(key_mask.shape)}, expected bool of shape (batch, "
@@ -104,17 +118,15 @@ def check_shard(
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
-        check_dense(name, x)
         if x.ndim != 4 or 0 in x.shape[1:]:
             raise ValueError(
                 f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
-        check_floating(name, x.dtype)
-        if x.dtype != query.dtype or x.device != query.device:
+        if x.dtype not in FLOATS or x.dtype != query.dtype:
             raise ValueError(
-                f"`query` is {query.dtype} on {query.device} and `{name}` {x.dtype} on {x.device}, expected the same: "
-                "convert one"
+                f"`{name}` is {x.dtype} and `query` {query.dtype}, expected the same of float16, bfloat16, float32 and "
+                "float64: convert one"
             )
     for name, first, second, axes in (("key", query, key, (0, 1, 3)), ("value", key, value, (0, 1, 2))):
         if any(first.shape[axis] != second.shape[axis] for axis in axes):
@@ -151,41 +163,32 @@ def _check_rule(weighting: str, causal: bool | str) -> None:
         )
 
 
-def _check_weights(weighting: object, key: Tensor) -> None:
-    if not isinstance(weighting, Tensor):
-        raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
-    check_dense("weighting", weighting, key.device)
-    if weighting.dtype not in COUNTS:
-        check_floating("weighting", weighting.dtype)
-    if weighting.ndim > 3 or not broadcasts(weighting.shape, key.shape[:3]):
+def _check_weights(weighting: Tensor, key: Tensor) -> None:
+    if weighting.dtype not in (*COUNTS, *FLOATS):
+        raise ValueError(f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it")
+    if weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]):
         raise ValueError(
             f"`weighting` has shape {tuple(weighting.shape)}, expected weights that broadcast to "
             f"(batch, heads, tokens) = {tuple(key.shape[:3])} of `key`"
         )
 
 
-def _check_rotary(rotary: object, query: Tensor, key: Tensor) -> None:
-    if not isinstance(rotary, Rotary):
-        raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
+def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
     cos, sin = rotary
-    check_dense("rotary.cos", cos, query.device)
-    check_dense("rotary.sin", sin, query.device)
-    check_floating("rotary", cos.dtype)
     shape = cos.shape
-    fits = shape == sin.shape and cos.dtype == sin.dtype and 2 <= len(shape) <= 4
-    fits = fits and (len(shape) == 2 or broadcasts(shape[:-2], query.shape[:2]))
+    fits = shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in FLOATS and 2 <= len(shape) <= 4
+    fits = fits and (len(shape) == 2 or _expands(shape[:-2], query.shape[:2]))
     for x in (query, key):
         tokens, width = x.shape[2:]
         if not fits or width % 2 or shape[-2:] != (tokens, width // 2):
             raise ValueError(
                 f"`rotary` has tables of shape {tuple(shape)} and {tuple(sin.shape)}, {cos.dtype} and {sin.dtype}, for "
-                f"tokens of shape {tuple(x.shape)}, expected two of (tokens, width / 2): make it with rotary_1d or "
-                "rotary_2d"
+                f"tokens of shape {tuple(x.shape)}, expected two of (tokens, width / 2), floating point: make it "
+                "with rotary_1d or rotary_2d"
             )
 
 
 def _check_packed(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
-    check_dense("cu_seqlens", cu_seqlens, query.device)
     shape, dtype = cu_seqlens.shape, cu_seqlens.dtype
     if len(shape) != 1 or shape[0] < 2 or dtype not in (torch.int32, torch.int64):
         raise ValueError(f"`cu_seqlens` is {dtype} of shape {tuple(shape)}, expected {PACKED}")
@@ -207,3 +210,9 @@ def _check_packed(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
                 f"`cu_seqlens` decreases from {begin} to {end} after entry {i}, expected the first token of each "
                 "sequence in order: sum the lengths up"
             )
+
+
+def _expands(shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether a tensor of this shape expands to these sizes."""
+    pairs = zip(reversed(shape), reversed(sizes), strict=False)
+    return len(shape) <= len(sizes) and all(size in (1, whole) for size, whole in pairs)

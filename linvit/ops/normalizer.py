@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from linvit.arguments import broadcasts, check_dense, kind
+from linvit.arguments import check_dense, kind
 
 Normalizer = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
@@ -105,7 +105,9 @@ def _gain_and_level(
         raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
     for name, x in zip(("gain", "level"), result, strict=True):
         check_dense(f"normalizer(…): {name}", x)
-        if not x.is_floating_point() or not broadcasts(x.shape, num.shape):
+        pairs = zip(reversed(x.shape), reversed(num.shape), strict=False)
+        fits = x.ndim <= num.ndim and all(size in (1, whole) for size, whole in pairs)
+        if not x.is_floating_point() or not fits:
             raise ValueError(
                 f"`normalizer(…)` returns a {name} of {x.dtype} and shape {tuple(x.shape)}, expected floating point "
                 f"and a shape that broadcasts to {tuple(num.shape)}, the shape of num"
