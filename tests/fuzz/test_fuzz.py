@@ -15,7 +15,7 @@ from fuzz_run import tiny_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 
 QUICK = 100  # one in so many of the cases
-WRITTEN_SLOWLY = {"ExecuTorch files", "Core ML files"}
+WRITTEN_SLOWLY = {"ExecuTorch files", "Core ML files", "compiled libraries"}
 """Whose first file takes longer than the quick tests have."""
 KINDS = {
     "recipe values": (recipe_values(), 500),

@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_judge import judge
+from tiers import slow
 
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops import linear_attention as twin
@@ -11,6 +12,7 @@ from linvit.ops import linear_attention as twin
 KERNEL = partial(twin, backend="triton")
 RALA = {"weighting": "query_mean"}
 MALA = {"normalizer": "magnitude"}
+BOTH = {**RALA, **MALA, "feature_map": "relu"}
 
 
 def one_after_another(*tensors, cu_seqlens, rotary=None, key_mask=None, **options):
@@ -36,15 +38,18 @@ def pack(device, sizes, heads=2, width=16, value_width=16):
     return tensors, rotary, cu_seqlens
 
 
-@pytest.mark.parametrize("options", [RALA, MALA, {**RALA, **MALA, "feature_map": "relu"}], ids=["rala", "mala", "both"])
-@pytest.mark.parametrize("processors", [pytest.param(1, marks=pytest.mark.slow), 10])
+@pytest.mark.parametrize(
+    ("options", "processors"),
+    [(BOTH, 10), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((RALA, 10), (MALA, 10), (BOTH, 1)))],
+    ids=["both", "rala", "mala", "both unsplit"],
+)
 def test_images_of_native_resolution(device, tiled, options, processors):
     tiled(rows=16, processors=processors)
     tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=1, value_width=24)
     judge(tensors, kernel=KERNEL, twin=one_after_another, cu_seqlens=cu_seqlens, rotary=rotary, **options)
 
 
-@pytest.mark.parametrize("options", [RALA, MALA], ids=["rala", "mala"])
+@pytest.mark.parametrize("options", [RALA, *slow(MALA)], ids=["rala", "mala"])
 def test_with_a_mask(device, tiled, options):
     tiled(rows=16, processors=4)
     tensors, rotary, cu_seqlens = pack(device, [(7, 5), (2, 2)])

@@ -51,8 +51,16 @@ def drawn(model):
     return model
 
 
-@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m not in ("linear_relu", "linear_exp")])
-@pytest.mark.parametrize("name", BODIES)
+def combinations():
+    """Every body with every mechanism; among the quick tests two bodies with all of them, and all bodies with MALA."""
+    for name in BODIES:
+        for mechanism in MECHANISMS:
+            if mechanism not in ("linear_relu", "linear_exp"):
+                quick = name in (SWIN_T, PVT_B0) or mechanism == "mala"
+                yield pytest.param(name, mechanism, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "mechanism"), list(combinations()))
 def test_every_body_takes_every_mechanism(name, mechanism):
     if name.startswith("pvt") and mechanism == "enhanced":
         with pytest.raises(ValueError, match="local feed-forward, which PVT has already: use 'linear_relu'"):
