@@ -77,8 +77,8 @@ def faults() -> list[str]:
     return [
         *(f"tests/{file} has no row: make durations TESTS=tests/{file}" for file in files if file not in rows),
         *(
-            f"tests/{room} takes {used:.0f} s of CPU time, its budget is {BUDGETS.get(room, 0)} s: share what is trained "
-            "or exported, or mark what takes longest as slow"
+            f"tests/{room} takes {used:.0f} s of CPU time, its budget is {BUDGETS.get(room, 0)} s: share what is "
+            "trained or exported, or mark what takes longest as slow"
             for room, used in sorted(rooms.items())
             if used > BUDGETS.get(room, 0)
         ),

@@ -30,7 +30,7 @@ def test_feature_maps(device, maps):
     [
         (17, 17),
         (128, 128),
-        *[pytest.param(*widths, marks=pytest.mark.slow) for widths in ((48, 20), (24, 80), (64, 64))],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((48, 20), (24, 80), (64, 64))),
     ],
 )
 def test_head_widths(device, width, value_width):

@@ -4,6 +4,7 @@ import pickle
 import pytest
 import timm
 import torch
+from tiers import slow
 from timm.layers import PatchDropout
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import Attention
@@ -302,7 +303,7 @@ def test_feature_maps(name, channels):
     ]
 
 
-@pytest.mark.parametrize("mechanism", ["rala", "focused", "enhanced", "agent"])
+@pytest.mark.parametrize("mechanism", ["rala", *slow("focused", "enhanced", "agent")])
 def test_exports(mechanism):
     model, x = drawn(swap_attention(body(DEIT), mechanism)), image()
     assert_close(export(model, (x,)).module()(x), model(x))
@@ -350,7 +351,7 @@ def test_a_swapped_network_compiles_once():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("mechanism", ["linear", "rala", "mala"])
+@pytest.mark.parametrize("mechanism", [*slow("linear", "mala"), "rala"])
 def test_the_backward_pass_of_a_compiled_network_is_the_eager_one(mechanism):
     torch._dynamo.reset()
     torch.manual_seed(0)
