@@ -14,6 +14,14 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, product, runs_on_onednn
 
+LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
+"""Layers that every block of this package may have."""
+Affine = nn.Conv1d | nn.Conv2d | nn.Linear
+Folds = dict[type[nn.Module], Callable[[Any], nn.Module]]
+"""The fold of each class of module; subclasses are not folded."""
+Layer = TypeVar("Layer", bound=Affine)
+Module = TypeVar("Module", bound=nn.Module)
+
 
 def last(x: Tensor) -> Tensor:
     """(batch, channels, height, width) as (batch, height, width, channels): a view."""
@@ -83,15 +91,6 @@ class GeluConv(nn.Conv2d):
 def _gelu(fresh: Tensor) -> Tensor:
     out: Tensor = torch.ops.aten.gelu_(fresh)
     return out
-
-
-LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
-"""Layers that every block of this package may have."""
-Affine = nn.Conv1d | nn.Conv2d | nn.Linear
-Folds = dict[type[nn.Module], Callable[[Any], nn.Module]]
-"""The fold of each class of module; subclasses are not folded."""
-Layer = TypeVar("Layer", bound=Affine)
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Product) -> Product:

@@ -19,6 +19,9 @@ from linvit.ops.position import rotate
 from linvit.ops.state import Shard
 from linvit.ranges import Checked, OneOf, known
 
+LEARNED = "learned"
+BIDIRECTIONAL = ("uniform", "query_mean")
+
 
 class KeyValues:
     """Keys and values of all tokens read so far, in buffers that double in size when they are full."""
@@ -68,10 +71,6 @@ class AttentionCache:
         if isinstance(self.read, KeyValues):
             return inputs + self.read.num_bytes()
         return inputs + sum(x.nbytes for x in self.read or ())
-
-
-LEARNED = "learned"
-BIDIRECTIONAL = ("uniform", "query_mean")
 
 
 class Operator(Checked, nn.Module):

@@ -45,6 +45,10 @@ from linvit.models.swap import (
 )
 from linvit.ranges import check, declared, known, nearest
 
+KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
+"""Arguments of the base with names that "linearized" has too."""
+default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -257,11 +261,6 @@ def letters_of(teacher: nn.Module) -> dict[str, int]:
         return {layer.path: layer.letter for layer in softmax_layers(teacher)}
     paths = {id(module): name for name, module in teacher.named_modules()}
     return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}
-
-
-KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
-"""Arguments of the base with names that "linearized" has too."""
-default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
 
 
 def _build(

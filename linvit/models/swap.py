@@ -41,6 +41,25 @@ NO_WEIGHTS: Mapping[str, None] = dict.fromkeys(("url", "hf_hub_id", "hf_hub_file
 ARGUMENTS: Mapping[str, Any] = {"mechanism": str, "pattern": str | None, "attention": dict[str, Any] | None}
 GIVEN = {"width", "heads", "grid", "num_prefix", "source", "operator_size", "device", "dtype"}
 """Arguments of a mechanism that come from the model."""
+SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
+BASES: dict[str, dict[str, Any]] = {
+    "deit_tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
+    "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
+}
+PerStage = tuple[Heads, Heads, Heads, Heads]
+Side = Annotated[int, Range(1, 65_536)]
+TIMM: dict[str, Any] = {
+    **ARGUMENTS,
+    "img_size": Side | tuple[Side, Side],
+    **dict.fromkeys(("patch_size", "window_size"), Kernel | tuple[Kernel, Kernel]),
+    **{"in_chans": Channels, "num_classes": Classes, "embed_dim": Width, "mlp_ratio": Ratio, "global_pool": str},
+    **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Heads | PerStage},
+    **dict.fromkeys(("drop_rate", "drop_path_rate", "proj_drop_rate", "pos_drop_rate", "attn_drop_rate"), Rate),
+    **{"patch_drop_rate": Rate, "qkv_bias": bool, "class_token": bool, "device": Device, "dtype": Dtype},
+}
+"""Ranges of the arguments of timm's networks, which timm itself does not check."""
+NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items() if base in entry.networks]
 
 
 def swap_attention(
@@ -191,27 +210,6 @@ def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
             "correct it"
         )
     return "".join(letter * (count // len(pattern)) for letter in pattern)
-
-
-SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
-BASES: dict[str, dict[str, Any]] = {
-    "deit_tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
-    "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
-    "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
-}
-PerStage = tuple[Heads, Heads, Heads, Heads]
-Side = Annotated[int, Range(1, 65_536)]
-TIMM: dict[str, Any] = {
-    **ARGUMENTS,
-    "img_size": Side | tuple[Side, Side],
-    **dict.fromkeys(("patch_size", "window_size"), Kernel | tuple[Kernel, Kernel]),
-    **{"in_chans": Channels, "num_classes": Classes, "embed_dim": Width, "mlp_ratio": Ratio, "global_pool": str},
-    **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Heads | PerStage},
-    **dict.fromkeys(("drop_rate", "drop_path_rate", "proj_drop_rate", "pos_drop_rate", "attn_drop_rate"), Rate),
-    **{"patch_drop_rate": Rate, "qkv_bias": bool, "class_token": bool, "device": Device, "dtype": Dtype},
-}
-"""Ranges of the arguments of timm's networks, which timm itself does not check."""
-NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items() if base in entry.networks]
 
 
 def _cfg(name: str) -> dict[str, Any]:

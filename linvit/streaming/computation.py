@@ -26,6 +26,17 @@ from linvit.streaming.steps import IMAGE, Query, Step
 from linvit.streaming.strip import Pending, Rows, StoredMap, Strip, Total, attending, cut, together
 
 INTERVAL = 5.0  # seconds between lines
+GIB = 2**30
+COPIES = 2.5  # how many maps as wide as each convolution are in memory at once, about
+ARGUMENTS = {
+    "rows": Annotated[int, Range(1)] | None,
+    "memory": Annotated[float, Range(above=0)],
+    "keep": Sequence[Annotated[str, OneOf(KEPT)]],
+    "query": Annotated[Any, IsA(Query)] | None,
+    "spill": str | Path | None,
+    "progress": Callable,
+}
+Say = Callable[[str], object]
 
 
 class Clock:
@@ -49,19 +60,6 @@ class Clock:
         left = (sum(self._work[self._first :]) - done) * (now - self._began) / max(done, 1e-9)
         words = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
         self._say(f"{name} ({number + 1} of {len(self._work)} steps); about {words} left")
-
-
-GIB = 2**30
-COPIES = 2.5  # how many maps as wide as each convolution are in memory at once, about
-ARGUMENTS = {
-    "rows": Annotated[int, Range(1)] | None,
-    "memory": Annotated[float, Range(above=0)],
-    "keep": Sequence[Annotated[str, OneOf(KEPT)]],
-    "query": Annotated[Any, IsA(Query)] | None,
-    "spill": str | Path | None,
-    "progress": Callable,
-}
-Say = Callable[[str], object]
 
 
 @dataclass

@@ -18,6 +18,8 @@ from linvit.streaming.steps import IMAGE, QUERY, Forward, Query, Step, backbone_
 
 SCORES = "scores"
 NORMED = tuple(f"norms.{stage}" for stage in range(4))
+LABELS = "labels"
+KEPT = ("maps", SCORES)
 
 
 def dense_steps(network: DenseBackbone) -> Iterator[Step]:
@@ -100,10 +102,6 @@ def _joined(fuse: nn.Module, classifier: nn.Module, width: int, maps: Sequence[T
 def _enlarged(logits: Tensor, width: int) -> Tensor:
     size = (4 * logits.shape[2], width)
     return interpolate(logits, size=size, mode="bilinear", align_corners=False)
-
-
-LABELS = "labels"
-KEPT = ("maps", SCORES)
 
 
 @dataclass

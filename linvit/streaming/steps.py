@@ -22,6 +22,7 @@ from linvit.streaming.strip import Strip
 
 IMAGE = "image"
 Forward = Callable[[Sequence[Tensor]], Tensor]
+QUERY = "query"
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,6 @@ def _attended(stage: PyramidStage, block: AttentionBlock, maps: Sequence[Tensor]
     strip = cast(Strip, block.attn.operator.shard)
     rotary: Any = rotary_table(x, stage.head_width, strip.rows.first) if stage.rope else None
     return block.with_attention(x, rotary)
-
-
-QUERY = "query"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from linvit.ops.state import State, joined, joined_means
 Size = tuple[int, int, int, int]
 Written = tuple[int, int]
 """How many rows of a map are written, from the first on, and their checksum."""
+Total = tuple[Tensor] | tuple[Tensor, Tensor] | State
 
 
 class StoredMap:
@@ -107,9 +108,6 @@ def _reserve(path: Path, size: int) -> None:
         )
         raised.errno = error.errno
         raise raised from error
-
-
-Total = tuple[Tensor] | tuple[Tensor, Tensor] | State
 
 
 @dataclass(frozen=True)
