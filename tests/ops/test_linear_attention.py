@@ -393,6 +393,6 @@ def test_combinations_without_a_form_say_what_to_use():
 def test_inputs_that_do_not_fit_are_refused():
     refused("expected the same batch, heads and width", ("key", lambda x: x[..., :4]))
     refused("expected the same batch, heads and tokens", ("value", lambda x: x[:, :, :5]))
-    refused("`value` torch.float32 on cpu, expected the same", ("value", torch.Tensor.float))
+    refused("`value` is torch.float32 and `query` torch.float64, expected the same", ("value", torch.Tensor.float))
     refused("expected as many queries as keys", ("query", lambda x: x[:, :, :5]), causal=True)
     refused("`backend` is 'triton', which cannot run: .*; use 'auto' or 'torch'", backend="triton")
