@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Setup compiles nothing: most modules are never imported. With this variable every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format docs docs-serve notebooks try-notebooks test test-slow mutants judge judge-nano demo parity summaries reproduce gpu gpu-list gpu-dry gpu-prepare gpu-tables explorer clean
+.PHONY: setup check format docs docs-serve notebooks try-notebooks test test-slow durations mutants judge judge-nano demo parity summaries reproduce gpu gpu-list gpu-dry gpu-prepare gpu-tables explorer clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/durations.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -47,11 +48,18 @@ build/notebooks/%.ipynb: notebooks/%.ipynb | $(STAMP)
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+# A file's tests share what they train and export, so they run in one process.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n auto -m "not gpu"
+	$(PYTEST) -m "not gpu"
+
+# What each file of the quick tests takes, in tests/durations.csv, from which `make check` knows whether a folder is within its budget.
+durations: $(STAMP)
+	PYTHONPATH=tests $(PYTEST) -p durations $(TESTS)
 
 # Whether the tests notice mistakes: make mutants ONLY="'ops_*' 'loss_*'"
 mutants: $(STAMP)

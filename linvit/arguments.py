@@ -1,7 +1,6 @@
 """Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,22 +8,25 @@ from torch import Tensor, nn
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Form(NamedTuple):
-    """Shape, dtype and device of a dense tensor, which decide whether tensors fit together."""
+def check_tensors(tensors: Mapping[str, object]) -> None:
+    """Raise TypeError unless all are tensors, ValueError unless they are dense and on the device of the first."""
+    for name, x in tensors.items():
+        check_dense(name, x)
+    (first, here), *others = tensors.items()
+    for name, x in others:
+        if x.device != here.device:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"`{name}` is on {x.device} and `{first}` on {here.device}, expected one device: move one"  # type: ignore[attr-defined]
+            )
 
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
 
-
-def form(name: str, x: object) -> Form:
-    """The form of the argument `name`; TypeError if it is no tensor, ValueError for a sparse, nested or similar one."""
+def check_dense(name: str, x: object) -> None:
+    """Raise TypeError unless the argument is a tensor, ValueError for a sparse, nested or similar one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` is {kind(x)}, expected a tensor")
     if x.layout != torch.strided or x.is_nested:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise ValueError(f"`{name}` is a {layout} tensor, expected a dense one: convert it")
-    return Form(x.shape, x.dtype, x.device)
 
 
 def check_network(name: str, network: object) -> None:
@@ -39,12 +41,6 @@ def check_floating(name: str, dtype: torch.dtype, remedy: str = "cast it") -> No
         raise ValueError(f"`{name}` is {dtype}, expected float16, bfloat16, float32 or float64: {remedy}")
 
 
-def check_device(name: str, x: Form, query: Form) -> None:
-    """Raise ValueError unless the tensor is on the device of the queries."""
-    if x.device != query.device:
-        raise ValueError(f"`{name}` is on {x.device} and `query` on {query.device}, expected one device: move one")
-
-
 def kind(value: object) -> str:
     """The type of a wrong value, for an error message."""
     return "None" if value is None else f"of type {type(value).__name__}"
@@ -53,9 +49,3 @@ def kind(value: object) -> str:
 def is_traced() -> bool:
     """Whether a compiler, an exporter or torch.jit traces the code, so that sizes may be symbols."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-
-
-def broadcasts(shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a tensor of this shape expands to these sizes."""
-    pairs = zip(reversed(shape), reversed(sizes), strict=False)
-    return len(shape) <= len(sizes) and all(given in (1, size) for given, size in pairs)

@@ -13,8 +13,6 @@ from linvit.analysis.probe import attention_layers, probe, visit
 from linvit.analysis.rank import measure_ranks, rank_measures
 from linvit.analysis.scores import entropy, measure_scores, score_maps, score_measures
 from linvit.fusion import fuse
-from linvit.kernels import linear_attention
-from linvit.ops import rotary_1d
 
 IMAGES = torch.zeros(1, 3, 32, 32)
 QUERY = torch.ones(1, 1, 4, 16)
@@ -52,10 +50,6 @@ DENSE = {
     "three axes": QUERY[0],
     "whole numbers": QUERY.long(),
 }
-NO_TENSORS = {name: x for name, x in ODD.items() if x is not None} | {"sparse": TENSORS["sparse"]}
-NO_DENSE = {name: x for name, x in DENSE.items() if x is not None}
-PAIR = tuple(rotary_1d(4, 16))
-ROTARIES = NO_DENSE | {"one": PAIR[:1], "of nothing": (None, None), "meta": tuple(x.to("meta") for x in PAIR)}
 CASES = [
     (fuse, {"model": NETWORK}, "model", NETWORKS | {"training": nn.Linear(2, 2)}),
     (count_cost, {"network": NETWORK, "input_size": (3, 32, 32)}, "network", NETWORKS),
@@ -78,10 +72,6 @@ CASES = [
     (count_dense_cost, {"backbone": "ravlt_nano"}, "framework", ODD),
     (count_dense_cost, {"framework": "retinanet"}, "backbone", NAMES),
     (keep_memory, {}, "limit", NUMBERS),
-    *((linear_attention, {"query": QUERY, "key": QUERY, "value": QUERY}, name, DENSE) for name in ("query", "value")),
-    (linear_attention, dict.fromkeys(("query", "key", "value"), QUERY), "cu_seqlens", NO_TENSORS),
-    (linear_attention, dict.fromkeys(("query", "key", "value"), QUERY), "rotary", ROTARIES),
-    (linear_attention, dict.fromkeys(("query", "key", "value"), QUERY), "key_mask", NO_DENSE),
 ]
 
 

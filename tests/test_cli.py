@@ -15,7 +15,7 @@ from linvit.data.images.small import DIGITS_MEAN as MEAN
 from linvit.data.images.small import DIGITS_STD as STD
 from linvit.files import read_checkpoint
 from linvit.models.by_name import bundled_names
-from linvit.models.swapped import NAMES as SWAPPED_NAMES
+from linvit.models.swap import NAMES as SWAPPED_NAMES
 from linvit_cli import main
 
 

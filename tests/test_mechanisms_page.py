@@ -11,7 +11,7 @@ from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.published import PUBLISHED
-from linvit.models.swapped import NAMES
+from linvit.models.swap import NAMES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "understand" / "mechanisms.md").read_text()
 AXES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Sizes")[0], re.MULTILINE))

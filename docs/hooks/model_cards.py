@@ -60,7 +60,7 @@ def bibtex(name: str) -> str:
 
 
 def _mechanism(name: str) -> str:
-    return next((name.removeprefix(f"{base}_") for base in models.swapped.BASES if name.startswith(f"{base}_")), "")
+    return next((name.removeprefix(f"{base}_") for base in models.swap.BASES if name.startswith(f"{base}_")), "")
 
 
 def _about(row: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from linvit.bench.networks import randomised
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
 from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
+from linvit.models.by_name import create
 from linvit.models.dit import DiT, Side
-from linvit.models.registry import create
 
 CLASSES = 10
 STEPS = 50  # of sampling an image

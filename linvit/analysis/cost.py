@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.arguments import check_network, form
+from linvit.arguments import check_dense, check_network
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
@@ -76,7 +76,7 @@ def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
 def _check(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     check_network("network", network)
     for index, x in enumerate(inputs):
-        form(f"inputs[{index}]", x)
+        check_dense(f"inputs[{index}]", x)
 
 
 def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probe import Inputs, Probe, visit
-from linvit.arguments import check_floating, form, kind
+from linvit.arguments import check_dense, check_floating, kind
 from linvit.errors import SettingError
 
 Condition = tuple[tuple[str, object], ...]
@@ -134,12 +134,12 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
     return table
 
 
-def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
+def check_matrix(name: str, matrix: Tensor, axes: int = 2) -> None:
     """Raises unless it is a dense floating-point tensor with at least this many axes."""
-    shape, dtype, _ = form(name, matrix)
-    check_floating(name, dtype)
-    if len(shape) < axes or 0 in shape[-axes:]:
-        raise SettingError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
+    check_dense(name, matrix)
+    check_floating(name, matrix.dtype)
+    if matrix.ndim < axes or 0 in matrix.shape[-axes:]:
+        raise SettingError(f"`{name}` has shape {tuple(matrix.shape)}, expected {axes} or more axes, none of length 0")
 
 
 def select(measured: Sequence[Measured], **condition: object) -> list[Measured]:

@@ -12,7 +12,7 @@ from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from linvit.arguments import check_network, form
+from linvit.arguments import check_dense, check_network
 from linvit.errors import SettingError
 from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
@@ -184,7 +184,8 @@ def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     for index, x in enumerate(tensors):
         name = f"inputs[{index}]" if isinstance(inputs, tuple) else "inputs"
-        if not form(name, x).shape:
+        check_dense(name, x)
+        if x.ndim == 0:
             raise SettingError(f"`{name}` has no axes, expected a batch")
     return tensors
 

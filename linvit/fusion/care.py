@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import OnLast, first, last, plus
+from linvit.fusion.folds import OnLast, first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.mixer import Strips, ValueAttention

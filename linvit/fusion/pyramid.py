@@ -6,7 +6,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import first, last, plus
+from linvit.fusion.folds import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operator
 from linvit.layers.patches import Stem

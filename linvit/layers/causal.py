@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.errors import SettingError
-from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
-from linvit.layers.operator import AttentionLayer, in_heads, merged
+from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import Range, known
 

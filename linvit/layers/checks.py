@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import torch
 from torch import Tensor
 
-from linvit.arguments import FLOATS, check_floating, form, is_traced
+from linvit.arguments import FLOATS, check_dense, check_floating, is_traced
 from linvit.errors import SettingError
 from linvit.ranges import Range, Rule
 
@@ -75,7 +75,7 @@ def multiple_of_heads(width: int, heads: int) -> int:
 
 
 def check_floats(
-    name: str, x: object, shape: Shape, remedy: str, cast: str = "convert and normalize it as in training"
+    name: str, x: Tensor, shape: Shape, remedy: str, cast: str = "convert and normalize it as in training"
 ) -> None:
     """Raises unless x is a floating-point tensor of that shape; nothing if traced.
 
@@ -83,22 +83,21 @@ def check_floats(
     """
     if is_traced():
         return
-    actual, dtype, _ = form(name, x)
-    if _misfits(actual, shape):
-        raise SettingError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
-    check_floating(name, dtype, cast)
+    check_dense(name, x)
+    if _misfits(x.shape, shape):
+        raise SettingError(f"`{name}` has shape {tuple(x.shape)}, expected {_words(shape)}: {remedy}")
+    check_floating(name, x.dtype, cast)
 
 
-def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: int) -> None:
+def check_whole_numbers(name: str, x: Tensor, shape: Shape, least: int, most: int) -> None:
     """Raises unless x is an integer tensor of that shape with values from `least` to `most`; nothing if traced."""
     if is_traced():
         return
-    actual, dtype, _ = form(name, x)
-    if dtype not in (torch.int64, torch.int32) or _misfits(actual, shape):
+    check_dense(name, x)
+    if x.dtype not in (torch.int64, torch.int32) or _misfits(x.shape, shape):
         raise SettingError(
-            f"`{name}` is {dtype} of shape {tuple(actual)}, expected int64 of shape {_words(shape)}: convert it"
+            f"`{name}` is {x.dtype} of shape {tuple(x.shape)}, expected int64 of shape {_words(shape)}: convert it"
         )
-    assert isinstance(x, Tensor)
     if not (has_values(x) and x.numel()):
         return
     first, last = (int(bound) for bound in x.aminmax())

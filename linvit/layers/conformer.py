@@ -14,10 +14,9 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, silu
 
-from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
-from linvit.layers.operator import AttentionLayer, in_heads, merged
+from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import known
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from linvit.arguments import form
+from linvit.arguments import check_dense
 from linvit.errors import SettingError
 from linvit.layers.operator import in_heads, merged
 from linvit.ops import Rotary
@@ -29,16 +29,17 @@ class ImagePatches:
     """
 
     def __init__(self, coord: Tensor, valid: Tensor, num_prefix: int) -> None:
-        shape, dtype, _ = form("patch_coord", coord)
-        if len(shape) != 3 or shape[-1] != 2 or dtype.is_floating_point:
+        check_dense("patch_coord", coord)
+        shape = tuple(coord.shape)
+        if len(shape) != 3 or shape[-1] != 2 or coord.is_floating_point():
             raise SettingError(
-                f"`patch_coord` is {dtype} of shape {tuple(shape)}, expected whole numbers of shape (batch, patches, 2)"
+                f"`patch_coord` is {coord.dtype} of shape {shape}, expected whole numbers of shape (batch, patches, 2)"
             )
-        given, dtype, _ = form("patch_valid", valid)
-        if given != shape[:2] or dtype != torch.bool:
+        check_dense("patch_valid", valid)
+        if valid.shape != shape[:2] or valid.dtype != torch.bool:
             raise SettingError(
-                f"`patch_valid` is {dtype} of shape {tuple(given)}, expected bool of shape (batch, patches) = "
-                f"{tuple(shape[:2])}, as `patch_coord` has"
+                f"`patch_valid` is {valid.dtype} of shape {tuple(valid.shape)}, expected bool of shape "
+                f"(batch, patches) = {shape[:2]}, as `patch_coord` has"
             )
         coord = coord.long().masked_fill(~valid.unsqueeze(-1), 0)
         height, width = (int(size) + 1 for size in coord.amax((0, 1)))

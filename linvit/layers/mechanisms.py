@@ -25,7 +25,7 @@ class Mechanism:
     causal_axes: options that differ in causal attention.
     places: its uses besides `swap_attention`: "maps" (pyramids and CARE), "sequences" (decoders and Conformers),
         "images" (DiTs).
-    networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swapped.
+    networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swap.
     local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
     """
 

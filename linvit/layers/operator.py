@@ -1,4 +1,4 @@
-"""The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for."""
+"""The attention operator of a layer: the chosen mechanism, with learned axes if they are asked for, and its cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError
-from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
 from linvit.layers.mechanisms import PLACES, mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
@@ -22,6 +21,56 @@ from linvit.ranges import Checked, OneOf, known
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
+
+
+class KeyValues:
+    """Keys and values of all tokens read so far, in buffers that double in size when they are full."""
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+        self.length = 0
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values; returns all of them, each (batch, heads, tokens, width)."""
+        end = self.length + key.shape[-2]
+        if self.key is None or end > self.key.shape[-2]:
+            grown = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (key, value)]
+            for buffer, held in zip(grown, (self.key, self.value), strict=True):
+                if held is not None:
+                    buffer[:, :, : self.length] = held[:, :, : self.length]
+            self.key, self.value = grown
+        assert self.value is not None
+        self.key[:, :, self.length : end] = key
+        self.value[:, :, self.length : end] = value
+        self.length = end
+        return self.key[:, :, :end], self.value[:, :, :end]
+
+    def num_bytes(self) -> int:
+        """Bytes of the tokens read, without the unused part of the buffers."""
+        if self.key is None or self.value is None:
+            return 0
+        return sum(x[:, :, : self.length].numel() * x.element_size() for x in (self.key, self.value))
+
+
+@dataclass
+class AttentionCache:
+    """All that one attention keeps; every field is None at first.
+
+    read: the state of a linear mechanism, or the keys and values of softmax attention. conv, lepe: the last inputs of
+    its two convolutions.
+    """
+
+    read: State | KeyValues | None = None
+    conv: Tensor | None = None
+    lepe: Tensor | None = None
+
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        inputs = sum(x.nbytes for x in (self.conv, self.lepe) if x is not None)
+        if isinstance(self.read, KeyValues):
+            return inputs + self.read.num_bytes()
+        return inputs + sum(x.nbytes for x in self.read or ())
 
 
 class Operator(Checked, nn.Module):

@@ -1,10 +1,10 @@
 """The model families; importing this package registers them with timm."""
 
 from linvit.models.care import CARE as CARE
-from linvit.models.linearized import default_cfgs as default_cfgs
+from linvit.models.linearizing import default_cfgs as default_cfgs
 from linvit.models.linearizing import linearize as linearize
 from linvit.models.mavit import MAViT as MAViT
 from linvit.models.pyramid import Pyramid as Pyramid
 from linvit.models.ravlt import RAVLT as RAVLT
+from linvit.models.swap import NAMES as NAMES
 from linvit.models.swap import swap_attention as swap_attention
-from linvit.models.swapped import NAMES as NAMES

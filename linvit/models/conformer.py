@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import (
     Channels,
     Depth,
@@ -46,6 +45,7 @@ from linvit.layers.conformer import (
     relative_positions,
     subsampled,
 )
+from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Checked, known
 

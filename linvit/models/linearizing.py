@@ -1,11 +1,22 @@
-"""A linear network that starts from a network with softmax attention."""
+"""A linear network that starts from a network with softmax attention, and what it learns from that one.
+
+timm knows it as "linearized", any softmax network that `linearize` takes, with linear attention in its place:
+
+    timm.create_model("linearized", base="vit_small_patch14_dinov2", mechanism="mala", pattern="LLLLLLSSSSSS")
+
+That model has no weights of its own. To start from a trained network, use `linvit.linearize` on it, or `linvit
+linearize`; both store weights that fit this name.
+"""
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import timm
+from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import nn
 
 from linvit.arguments import check_network
@@ -13,14 +24,30 @@ from linvit.errors import SettingError
 from linvit.layers.attention import AXES
 from linvit.layers.conformer import FrameAttention
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import LEARNED, AttentionLayer, Operator
+from linvit.layers.operator import LEARNED, AttentionLayer, Lesson, Operator
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.backbone import Backbone
-from linvit.models.slots import slots_of
-from linvit.models.swap import ARGUMENTS, each_letter, rebuilt_from, record, swap_attention
+from linvit.models.by_name import check_model
+from linvit.models.family import imagenet_cfg, register
+from linvit.models.pretrained import create
+from linvit.models.slots import Slot, slots_of
+from linvit.models.swap import (
+    ARGUMENTS,
+    NAME,
+    NO_WEIGHTS,
+    attention_for,
+    each_letter,
+    rebuilt_from,
+    record,
+    swap_attention,
+)
 from linvit.ranges import check, declared, known, nearest
+
+KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
+"""Arguments of the base with names that "linearized" has too."""
+default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
 
 
 @dataclass(frozen=True)
@@ -157,3 +184,125 @@ def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operato
     new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **axes)
     new.shares = old.shares
     return new.train(old.training)
+
+
+def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> list[Lesson]:
+    """One lesson for each attention of the student that replaces one of the teacher, in the order of the blocks.
+
+    scores: also prepare for the scores of both.
+
+    Raises ValueError if there is none, because the student kept all softmax attention; for scores of an attention that
+    does not see all tokens, or of another number of heads.
+    """
+    slots = slots_of(teacher)
+    given = _of_operators(student, teacher) if slots is None else _of_slots(student, teacher, slots.slots, scores)
+    if not given:
+        raise SettingError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
+    for lesson in given if scores else ():
+        learning, taught = (cast(AttentionLayer, student.get_submodule(lesson.attention)), lesson.scoring)
+        if taught is None:
+            raise ValueError(
+                f"the attention {lesson.layer} of the teacher does not see all tokens, so its scores cannot be matched:"
+                " match outputs instead"
+            )
+        if learning.operator.heads != taught.operator.heads:
+            raise ValueError(
+                f"the attention {lesson.layer} has the scores of {learning.operator.heads} heads, the teacher's of"
+                f" {taught.operator.heads}, so they cannot be matched: match outputs instead"
+            )
+    return given
+
+
+def _of_slots(student: nn.Module, teacher: nn.Module, slots: Sequence[Slot], scores: bool) -> list[Lesson]:
+    names = {id(module): name for name, module in teacher.named_modules()}
+    given = []
+    for slot in slots:
+        layer = f"{names[id(slot.block)]}.attn"
+        inside = student.get_submodule(layer)
+        attention = next((name for name, module in inside.named_modules() if isinstance(module, AttentionLayer)), None)
+        if attention is not None:
+            present = slot.present or cast(nn.Module, slot.block.attn)
+            scoring = attention_for(slot, "softmax", {"mechanism": "softmax"}) if scores and slot.whole else None
+            given.append(Lesson(layer, f"{layer}.{attention}".rstrip("."), present, scoring))
+    return given
+
+
+def _of_operators(student: nn.Module, teacher: nn.Module) -> list[Lesson]:
+    """Of our own networks, in which only the operator of an attention was replaced."""
+    given = []
+    for path, present, _ in softmax_layers(teacher):
+        attention = student.get_submodule(path)
+        if isinstance(attention, AttentionLayer) and attention.operator.options is not None:
+            given.append(Lesson(path, path, present, present))
+    return given
+
+
+def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> None:
+    """Makes the teacher's tensors those of the student too, except in the attention of the lessons.
+
+    Nothing but that attention can then be trained.
+    """
+    learning = {id(p) for lesson in given for p in student.get_submodule(lesson.attention).parameters()}
+    theirs = dict(chain(teacher.named_parameters(), teacher.named_buffers()))
+    for name, module in student.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in list(held.items()):
+                same = theirs.get(f"{name}.{key}" if name else key)
+                if tensor is not None and same is not None and id(tensor) not in learning:
+                    held[key] = same
+    for parameter in (*teacher.parameters(), *student.parameters()):
+        parameter.requires_grad_(id(parameter) in learning)
+
+
+def letters_of(teacher: nn.Module) -> dict[str, int]:
+    """Which letter of a pattern decides about each attention of a teacher, by the path of its lesson."""
+    slots = slots_of(teacher)
+    if slots is None:
+        return {layer.path: layer.letter for layer in softmax_layers(teacher)}
+    paths = {id(module): name for name, module in teacher.named_modules()}
+    return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}
+
+
+def _build(
+    base: Mapping[str, Any],
+    mechanism: str,
+    pattern: str | None,
+    attention: dict[str, Any] | None,
+    swapped: bool,
+    **arguments: Any,
+) -> nn.Module:
+    change = swap_attention if swapped else linearize
+    return change(create_base(base, **arguments), mechanism, pattern, attention)
+
+
+def _create(
+    name: str,
+    pretrained: bool,
+    base: str | Mapping[str, Any] = "deit_tiny_patch16_224",
+    mechanism: str = "mala",
+    pattern: str | None = None,
+    attention: dict[str, Any] | None = None,
+    swapped: bool = False,
+    pretrained_cfg: Any = None,
+    **arguments: Any,
+) -> nn.Module:
+    """base: a model of timm by name, or with its own arguments, {"name": …}; further arguments are passed on to it.
+
+    swapped: replace its attention with `swap_attention` instead of `linearize`.
+    """
+    check({"base": str | dict[str, Any], "swapped": bool}, {"base": base, "swapped": swapped})
+    given = {"name": base} if isinstance(base, str) else dict(base)
+    check_model(given.get("name", ""))
+    cfg = pretrained_cfg or timm.get_pretrained_cfg(given["name"]) or PretrainedCfg(**imagenet_cfg())
+    if pretrained_cfg is None:
+        cfg = replace(cfg, **NO_WEIGHTS, architecture=NAME)
+    if arguments.get("features_only") and arguments.get("out_indices") is None:
+        features: Any = create_base(given, features_only=True)
+        arguments["out_indices"] = features.feature_info.out_indices  # those of the base
+    build = partial(_build, given, mechanism, pattern, attention, swapped)
+    # the base's own arguments too, or timm would put those of its configuration, such as the image size, over them
+    arguments = {**{name: value for name, value in given.items() if name not in KEPT}, **arguments}
+    return create(build, name, pretrained, {"feature_cls": "getter"}, pretrained_cfg=cfg, **arguments)
+
+
+register(_create, [NAME])

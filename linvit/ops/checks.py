@@ -4,13 +4,14 @@ They cover what torch would not report, or only by a wrong result, such as shape
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from linvit.arguments import Form, broadcasts, check_device, check_floating, form, kind
+from linvit.arguments import FLOATS, check_dense, check_tensors, kind
 from linvit.ops.causal import at_hand
 from linvit.ops.position import Rotary
 from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, accumulator_dtype, field_sizes
@@ -38,17 +39,32 @@ def check_call(
         TypeError: for an argument of the wrong type.
         ValueError: for tensors and options that do not fit together.
     """
-    q, k = _checked_tokens(query, key, value)
-    queries, tokens = q.shape[2], k.shape[2]
+    tensors: dict[str, object] = {"query": query, "key": key, "value": value}
+    if not isinstance(weighting, str):
+        if not isinstance(weighting, Tensor):
+            raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
+        tensors["weighting"] = weighting
+    if rotary is not None:
+        if not isinstance(rotary, Rotary):
+            raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
+        tensors["rotary.cos"], tensors["rotary.sin"] = rotary
+    if key_mask is not None:
+        tensors["key_mask"] = key_mask
+    if cu_seqlens is not None:
+        tensors["cu_seqlens"] = cu_seqlens
+    check_tensors(tensors)
+    _check_tokens(query, key, value)
+    queries, tokens = query.shape[2], key.shape[2]
     if causal is not False or block_size is not None:
         _check_blocks(causal, block_size)
         if queries != tokens:
             raise ValueError(
                 f"`causal` is {causal!r} with {queries} queries and {tokens} keys, expected as many queries as keys"
             )
-    is_number = isinstance(eps, Real | torch.SymFloat) and not isinstance(eps, bool)
-    if not is_number or not 0 <= eps < math.inf:
-        raise ValueError(f"`eps` is {eps if is_number else kind(eps)}, expected a number of 0 or more")
+    if type(eps) is not float or not 0 <= eps < math.inf:
+        is_number = isinstance(eps, Real | torch.SymFloat) and not isinstance(eps, bool)
+        if not is_number or not 0 <= eps < math.inf:
+            raise ValueError(f"`eps` is {eps if is_number else kind(eps)}, expected a number of 0 or more")
     if isinstance(weighting, str):
         _check_rule(weighting, causal)
         if weighting == "query_mean" and key_mask is not None and queries != tokens:
@@ -57,21 +73,19 @@ def check_call(
                 "queries as keys, because the queries of masked tokens must not enter the mean"
             )
     else:
-        _check_weights(weighting, k, q)
+        _check_weights(weighting, key)
     if rotary is not None:
-        _check_rotary(rotary, q, k)
+        _check_rotary(rotary, query, key)
     if key_mask is not None:
-        mask = form("key_mask", key_mask)
-        check_device("key_mask", mask, q)
-        sizes = k.shape[:3:2] if len(mask.shape) == 2 else k.shape[:3]
-        fits = len(mask.shape) in (2, 3) and broadcasts(mask.shape, sizes)
-        if not fits or mask.dtype not in (torch.bool, torch.uint8, torch.int8):
+        sizes = key.shape[:3:2] if key_mask.ndim == 2 else key.shape[:3]
+        fits = key_mask.ndim in (2, 3) and _expands(key_mask.shape, sizes)
+        if not fits or key_mask.dtype not in (torch.bool, torch.uint8, torch.int8):
             raise ValueError(
-                f"`key_mask` is {mask.dtype} of shape {tuple(mask.shape)}, expected bool of shape (batch, tokens) or "
-                f"(batch, heads, tokens) for keys of shape {tuple(k.shape)}"
+                f"`key_mask` is {key_mask.dtype} of shape {tuple(key_mask.shape)}, expected bool of shape (batch, "
+                f"tokens) or (batch, heads, tokens) for keys of shape {tuple(key.shape)}"
             )
     if cu_seqlens is not None:
-        _check_packed(cu_seqlens, q, k)
+        _check_packed(cu_seqlens, query, key)
 
 
 def check_state(state: State | None, query: Tensor, value: Tensor) -> None:
@@ -82,10 +96,10 @@ def check_state(state: State | None, query: Tensor, value: Tensor) -> None:
         raise TypeError(f"`state` is {kind(state)}, expected a State: begin with None or State.empty(query, value)")
     dtype, sizes = accumulator_dtype(query.dtype), field_sizes(query.shape[-1], value.shape[-1])
     for name, x, size in zip(FIELDS, state, sizes, strict=True):
-        shape, given, device = form(f"state.{name}", x)
-        if shape != (*query.shape[:2], *size) or given != dtype or device != query.device:
+        check_dense(f"state.{name}", x)
+        if x.shape != (*query.shape[:2], *size) or x.dtype != dtype or x.device != query.device:
             raise ValueError(
-                f"`state.{name}` is {given} of shape {tuple(shape)} on {device}, expected {dtype} of shape "
+                f"`state.{name}` is {x.dtype} of shape {tuple(x.shape)} on {x.device}, expected {dtype} of shape "
                 f"{(*query.shape[:2], *size)} on {query.device}: begin with None or State.empty(query, value)"
             )
 
@@ -102,29 +116,25 @@ def check_shard(
             raise ValueError(f"`{name}` is a {type(value).__name__}, but there is a `shard`: leave one out")
 
 
-def _checked_tokens(query: Tensor, key: Tensor, value: Tensor) -> tuple[Form, Form]:
-    """The forms of queries and keys."""
-    forms = q, k, v = form("query", query), form("key", key), form("value", value)
-    for name, (shape, dtype, device) in zip(("query", "key", "value"), forms, strict=True):
-        if len(shape) != 4 or 0 in shape[1:]:
+def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4 or 0 in x.shape[1:]:
             raise ValueError(
-                f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
-        check_floating(name, dtype)
-        if dtype != q.dtype or device != q.device:
+        if x.dtype not in FLOATS or x.dtype != query.dtype:
             raise ValueError(
-                f"`query` is {q.dtype} on {q.device} and `{name}` {dtype} on {device}, expected the same: convert one"
+                f"`{name}` is {x.dtype} and `query` {query.dtype}, expected the same of float16, bfloat16, float32 and "
+                "float64: convert one"
             )
-    if (*q.shape[:2], q.shape[3]) != (*k.shape[:2], k.shape[3]):
-        raise ValueError(
-            f"`query` has shape {tuple(q.shape)} and `key` {tuple(k.shape)}, expected the same batch, heads and width"
-        )
-    if v.shape[:3] != k.shape[:3]:
-        raise ValueError(
-            f"`value` has shape {tuple(v.shape)} and `key` {tuple(k.shape)}, expected the same batch, heads and tokens"
-        )
-    return q, k
+    for name, first, second, axes in (("key", query, key, (0, 1, 3)), ("value", key, value, (0, 1, 2))):
+        if any(first.shape[axis] != second.shape[axis] for axis in axes):
+            same = "batch, heads and width" if name == "key" else "batch, heads and tokens"
+            of = "query" if name == "key" else "key"
+            raise ValueError(
+                f"`{name}` has shape {tuple(second.shape)} and `{of}` {tuple(first.shape)}, expected the same {same}"
+            )
 
 
 def _check_blocks(causal: object, block_size: object) -> None:
@@ -153,41 +163,35 @@ def _check_rule(weighting: str, causal: bool | str) -> None:
         )
 
 
-def _check_weights(weighting: object, key: Form, query: Form) -> None:
-    if not isinstance(weighting, Tensor):
-        raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
-    weights = form("weighting", weighting)
-    if weights.dtype not in COUNTS:
-        check_floating("weighting", weights.dtype)
-    check_device("weighting", weights, query)
-    if len(weights.shape) > 3 or not broadcasts(weights.shape, key.shape[:3]):
+def _check_weights(weighting: Tensor, key: Tensor) -> None:
+    if weighting.dtype not in (*COUNTS, *FLOATS):
+        raise ValueError(f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it")
+    if weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]):
         raise ValueError(
-            f"`weighting` has shape {tuple(weights.shape)}, expected weights that broadcast to "
+            f"`weighting` has shape {tuple(weighting.shape)}, expected weights that broadcast to "
             f"(batch, heads, tokens) = {tuple(key.shape[:3])} of `key`"
         )
 
 
-def _check_rotary(rotary: object, query: Form, key: Form) -> None:
-    if not isinstance(rotary, Rotary):
-        raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
-    cos, sin = form("rotary.cos", rotary.cos), form("rotary.sin", rotary.sin)
-    check_floating("rotary", cos.dtype)
-    check_device("rotary", cos, query)
-    fits = cos == sin and 2 <= len(cos.shape) <= 4 and broadcasts(cos.shape[:-2], query.shape[:2])
-    for tokens in (query, key):
-        if not fits or tokens.shape[3] % 2 or cos.shape[-2:] != (tokens.shape[2], tokens.shape[3] // 2):
+def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
+    cos, sin = rotary
+    shape = cos.shape
+    fits = shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in FLOATS and 2 <= len(shape) <= 4
+    fits = fits and (len(shape) == 2 or _expands(shape[:-2], query.shape[:2]))
+    for x in (query, key):
+        tokens, width = x.shape[2:]
+        if not fits or width % 2 or shape[-2:] != (tokens, width // 2):
             raise ValueError(
-                f"`rotary` has tables of shape {tuple(cos.shape)} and {tuple(sin.shape)}, {cos.dtype} and {sin.dtype}, "
-                f"for tokens of shape {tuple(tokens.shape)}, expected two of (tokens, width / 2): make it with "
-                "rotary_1d or rotary_2d"
+                f"`rotary` has tables of shape {tuple(shape)} and {tuple(sin.shape)}, {cos.dtype} and {sin.dtype}, for "
+                f"tokens of shape {tuple(x.shape)}, expected two of (tokens, width / 2), floating point: make it "
+                "with rotary_1d or rotary_2d"
             )
 
 
-def _check_packed(cu_seqlens: Tensor, query: Form, key: Form) -> None:
-    shape, dtype, _ = bounds = form("cu_seqlens", cu_seqlens)
+def _check_packed(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
+    shape, dtype = cu_seqlens.shape, cu_seqlens.dtype
     if len(shape) != 1 or shape[0] < 2 or dtype not in (torch.int32, torch.int64):
         raise ValueError(f"`cu_seqlens` is {dtype} of shape {tuple(shape)}, expected {PACKED}")
-    check_device("cu_seqlens", bounds, query)
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise ValueError(
             f"`cu_seqlens` is given with queries of shape {tuple(query.shape)} and keys of shape {tuple(key.shape)}, "
@@ -206,3 +210,9 @@ def _check_packed(cu_seqlens: Tensor, query: Form, key: Form) -> None:
                 f"`cu_seqlens` decreases from {begin} to {end} after entry {i}, expected the first token of each "
                 "sequence in order: sum the lengths up"
             )
+
+
+def _expands(shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether a tensor of this shape expands to these sizes."""
+    pairs = zip(reversed(shape), reversed(sizes), strict=False)
+    return len(shape) <= len(sizes) and all(size in (1, whole) for size, whole in pairs)

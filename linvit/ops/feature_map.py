@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.arguments import form, kind
+from linvit.arguments import check_dense, kind
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -153,11 +153,11 @@ def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
 
 def _keeping_form(feature_map: FeatureMap, x: Tensor) -> Tensor:
     features = feature_map(x)
-    shape, dtype, device = form("feature_map(x)", features)
-    if (shape, dtype, device) != (x.shape, x.dtype, x.device):
+    check_dense("feature_map(x)", features)
+    if (features.shape, features.dtype, features.device) != (x.shape, x.dtype, x.device):
         raise ValueError(
-            f"`feature_map(x)` is {dtype} of shape {tuple(shape)} on {device}, expected {x.dtype} of shape "
-            f"{tuple(x.shape)} on {x.device}, as x is"
+            f"`feature_map(x)` is {features.dtype} of shape {tuple(features.shape)} on {features.device}, expected "
+            f"{x.dtype} of shape {tuple(x.shape)} on {x.device}, as x is"
         )
     return features
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from linvit.arguments import broadcasts, form, kind
+from linvit.arguments import check_dense, kind
 
 Normalizer = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
@@ -104,10 +104,12 @@ def _gain_and_level(
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
     for name, x in zip(("gain", "level"), result, strict=True):
-        shape, dtype, _ = form(f"normalizer(…): {name}", x)
-        if not dtype.is_floating_point or not broadcasts(shape, num.shape):
+        check_dense(f"normalizer(…): {name}", x)
+        pairs = zip(reversed(x.shape), reversed(num.shape), strict=False)
+        fits = x.ndim <= num.ndim and all(size in (1, whole) for size, whole in pairs)
+        if not x.is_floating_point() or not fits:
             raise ValueError(
-                f"`normalizer(…)` returns a {name} of {dtype} and shape {tuple(shape)}, expected floating point and a "
-                f"shape that broadcasts to {tuple(num.shape)}, the shape of num"
+                f"`normalizer(…)` returns a {name} of {x.dtype} and shape {tuple(x.shape)}, expected floating point "
+                f"and a shape that broadcasts to {tuple(num.shape)}, the shape of num"
             )
     return result[0].to(num.dtype), result[1].to(num.dtype)

@@ -14,9 +14,8 @@ from torch import Tensor
 from linvit.arguments import is_traced, kind
 from linvit.ranges import Range, check
 
-Length = Annotated[int, Range(1, 2**31 - 1)]
-First = Annotated[int, Range(0, 2**31 - 1)]
-SIZES = {"tokens": Length, "size": tuple[Length, Length], "width": Length, "start": First, "first_row": First}
+Length = Annotated[int, Range(0, 2**31 - 1)]
+SIZES = {"tokens": Length, "size": tuple[Length, Length], "width": Length, "start": Length, "first_row": Length}
 
 
 class Rotary(NamedTuple):
@@ -49,7 +48,8 @@ def rotary_1d(
         ValueError: if a number is not a whole number in its range, `start` has another shape, width is odd, or the
             device is unknown.
     """
-    _check(dtype, device, 2, tokens=tokens, width=width, start=0 if isinstance(start, Tensor) else start)
+    first = 0 if isinstance(start, Tensor) else start
+    _check(dtype, device, 2, (tokens, first), tokens=tokens, width=width, start=first)
     if isinstance(start, Tensor) and start.ndim != 1:
         raise ValueError(f"`start` is a tensor {tuple(start.shape)}, expected a whole number or a tensor (batch,)")
     angles = _angles(tokens, width // 2, start, dtype, device)
@@ -81,21 +81,31 @@ def rotary_2d(
         ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or the device is
             unknown.
     """
-    _check(dtype, device, 4, size=size, width=width, first_row=first_row)
-    starts = (first_row, 0)
-    rows, cols = (_angles(n, width // 4, start, dtype, device, endpoint) for n, start in zip(size, starts, strict=True))
-    if factor is not None:
-        rows, cols = rows * factor, cols * factor
-    grid = (*size, -1)
+    if type(size) is not tuple or len(size) != 2:
+        check(SIZES, {"size": size})
+    height, breadth = size
+    _check(dtype, device, 4, (height, breadth, first_row), size=size, width=width, first_row=first_row)
+    rows = cols = _table(_angles(height, width // 4, first_row, dtype, device, endpoint), factor)
+    if is_traced() or height != breadth or first_row:
+        cols = _table(_angles(breadth, width // 4, 0, dtype, device, endpoint), factor)
+    grid = (height, breadth, -1)
+    cos, sin = (
+        torch.cat((by_row[:, None].expand(grid), by_column[None].expand(grid)), dim=-1).flatten(0, 1)
+        for by_row, by_column in zip(rows, cols, strict=True)
+    )
+    return Rotary(cos, sin)
 
-    def by_position(by_row: Tensor, by_column: Tensor) -> Tensor:
-        return torch.cat((by_row[:, None].expand(grid), by_column[None].expand(grid)), dim=-1).flatten(0, 1)
 
-    return Rotary(by_position(rows.cos(), cols.cos()), by_position(rows.sin(), cols.sin()))
+def _table(angles: Tensor, factor: Tensor | None) -> Rotary:
+    angles = angles if factor is None else angles * factor
+    return Rotary(angles.cos(), angles.sin())
 
 
-def _check(dtype: object, device: Any, multiple: int, **sizes: Any) -> None:
-    """Checks the arguments of a table, whose width is a multiple of 2 or 4; sizes that a compiler traces are free."""
+def _check(dtype: object, device: Any, multiple: int, numbers: tuple[Any, ...], *, width: Any, **sizes: Any) -> None:
+    """Checks the arguments of a table, whose width is a multiple of 2 or 4; sizes that a compiler traces are free.
+
+    numbers: those in `sizes`. Plain ones in their range are recognized without reading annotations.
+    """
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"`dtype` is {kind(dtype)}, expected a torch.dtype or None")
     if device is not None and not isinstance(device, torch.device):
@@ -103,10 +113,12 @@ def _check(dtype: object, device: Any, multiple: int, **sizes: Any) -> None:
             torch.device(device)
         except (RuntimeError, TypeError):
             raise ValueError(f"`device` is {device!r}, expected a device of torch, such as 'cpu' or 'cuda'") from None
-    if not is_traced():
+    plain = all(type(number) is int and 0 <= number < 2**31 for number in (*numbers, width))
+    if not plain and not is_traced():
+        sizes["width"] = width
         check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
-    if sizes["width"] % multiple:
-        raise ValueError(f"`width` is {sizes['width']}, expected a multiple of {multiple}")
+    if width % multiple:
+        raise ValueError(f"`width` is {width}, expected a multiple of {multiple}")
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

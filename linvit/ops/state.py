@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from linvit.arguments import check_floating, form, kind
+from linvit.arguments import check_dense, check_floating, kind
 from linvit.ops.normalizer import Normalizer
 
 WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
@@ -69,10 +69,10 @@ class State(NamedTuple):
     def empty(cls, query: Tensor, value: Tensor) -> "State":
         """The state before any token, shaped for these queries (batch, heads, …, width) and values."""
         for name, x in (("query", query), ("value", value)):
-            shape, dtype, _ = form(name, x)
-            if len(shape) < 3:
-                raise ValueError(f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width)")
-            check_floating(name, dtype)
+            check_dense(name, x)
+            if x.ndim < 3:
+                raise ValueError(f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width)")
+            check_floating(name, x.dtype)
         dtype, device = accumulator_dtype(query.dtype), query.device
         sizes = field_sizes(query.shape[-1], value.shape[-1])
         state = cls(*(torch.zeros(*query.shape[:2], *size, dtype=dtype, device=device) for size in sizes))
@@ -131,7 +131,9 @@ def merge(first: State, second: State) -> State:
         if not isinstance(state, State):
             raise TypeError(f"`{name}` is {kind(state)}, expected a State")
     for field, a, b in zip(FIELDS, first, second, strict=True):
-        if form(f"first.{field}", a) != form(f"second.{field}", b):
+        check_dense(f"first.{field}", a)
+        check_dense(f"second.{field}", b)
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
             raise ValueError(
                 f"`first.{field}` is {a.dtype} of shape {tuple(a.shape)} on {a.device}, `second.{field}` {b.dtype} of "
                 f"shape {tuple(b.shape)} on {b.device}, expected the same"

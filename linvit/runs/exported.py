@@ -17,7 +17,7 @@ from linvit.deploy.runtimes import Session
 from linvit.deploy.sequences import DecoderFile
 from linvit.layers.causal import Packing
 from linvit.layers.conformer import subsampled
-from linvit.models.dense.images import pasted, suppressed
+from linvit.models.dense.inputs import pasted, suppressed
 from linvit.models.dense.retinanet import CHOICE, most_likely
 from linvit.models.sequence import DecoderCache
 

@@ -33,7 +33,7 @@ from linvit.runs.trained import Trained
 from linvit.streaming import Streamed, run_in_strips
 from linvit.streaming.images import Image as LargeImage
 from linvit.streaming.images import open_image as open_large
-from linvit.streaming.maps import StoredMap
+from linvit.streaming.strip import StoredMap
 from linvit.tasks.segmentation import Segmentation
 
 PHOTOS = {"china.jpg": "danielbuechele", "flower.jpg": "vultilion"}

@@ -12,7 +12,7 @@ from linvit.data.source import Source
 from linvit.deploy import Exported
 from linvit.errors import refuse
 from linvit.files import check_output_file
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.ranges import Range, as_tuple, check, check_names, declared
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.exporting import ExportOptions, export
@@ -186,7 +186,7 @@ class Run(Trained):
 class NamedRun(Run):
     """A run of a network that linvit creates by name and mechanism: a decoder, an image generator, a Conformer.
 
-    family: the row of linvit.models.registry.FAMILIES.
+    family: the row of linvit.models.by_name.FAMILIES.
     """
 
     family: ClassVar[str]

@@ -7,4 +7,4 @@ over the strips for each total that it needs (the state; for RALA, before it, th
 
 from linvit.streaming.computation import Streamed as Streamed
 from linvit.streaming.computation import run_in_strips as run_in_strips
-from linvit.streaming.query import Query as Query
+from linvit.streaming.steps import Query as Query

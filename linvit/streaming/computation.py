@@ -1,5 +1,6 @@
 """Runs a network strip by strip."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,15 +19,13 @@ from linvit.layers.patches import checked_image
 from linvit.models.backbone import Backbone
 from linvit.models.family import imagenet_cfg
 from linvit.ranges import IsA, OneOf, Range, check
-from linvit.streaming.clock import Clock
 from linvit.streaming.images import Image, open_image
 from linvit.streaming.journal import Journal, key_of
-from linvit.streaming.maps import StoredMap
 from linvit.streaming.networks import KEPT, Plan, plan
-from linvit.streaming.query import Query
-from linvit.streaming.steps import IMAGE, Step
-from linvit.streaming.strip import Pending, Rows, Strip, Total, attending, cut, together
+from linvit.streaming.steps import IMAGE, Query, Step
+from linvit.streaming.strip import Pending, Rows, StoredMap, Strip, Total, attending, cut, together
 
+INTERVAL = 5.0  # seconds between lines
 GIB = 2**30
 COPIES = 2.5  # how many maps as wide as each convolution are in memory at once, about
 ARGUMENTS = {
@@ -38,6 +37,29 @@ ARGUMENTS = {
     "progress": Callable,
 }
 Say = Callable[[str], object]
+
+
+class Clock:
+    """Says after each few seconds which step is computed and how long all others will take.
+
+    work: of each step, in any unit. first: the number of the first step that is not complete yet. say: called with a
+    line.
+    """
+
+    def __init__(self, work: Sequence[float], first: int, say: Callable[[str], object]) -> None:
+        self._work, self._first, self._say = work, first, say
+        self._began = self._last = time.monotonic()
+
+    def tick(self, number: int, name: str, share: float) -> None:
+        """A share of a step is complete."""
+        now = time.monotonic()
+        if now - self._last < INTERVAL:
+            return
+        self._last = now
+        done = sum(self._work[self._first : number]) + share * self._work[number]
+        left = (sum(self._work[self._first :]) - done) * (now - self._began) / max(done, 1e-9)
+        words = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+        self._say(f"{name} ({number + 1} of {len(self._work)} steps); about {words} left")
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.arguments import form, kind
+from linvit.arguments import check_dense, kind
 from linvit.data.images.image import CorruptImageError, say_pages
 from linvit.data.images.image import open_image as open_whole_image
 from linvit.errors import SettingError
@@ -76,7 +76,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
     """
     file = ""
     if isinstance(image, Tensor):
-        form("image", image)
+        check_dense("image", image)
         if image.ndim != 4 or not image.is_floating_point():
             raise SettingError(
                 f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected floating point (batch, channels,"

@@ -14,9 +14,8 @@ from linvit.errors import SettingError
 from linvit.files import read_checkpoint, replacing
 from linvit.ops.state import State
 from linvit.streaming.images import Image
-from linvit.streaming.maps import Size, Written
 from linvit.streaming.networks import Plan
-from linvit.streaming.strip import Total
+from linvit.streaming.strip import Size, Total, Written
 
 PROGRESS = "progress.pt"
 READ = 2**24  # values of the image at a time

@@ -20,8 +20,7 @@ from linvit.bench.options import Device, Threads
 from linvit.errors import SettingError
 from linvit.files import user_path, write_json, write_text
 from linvit.layers.operator import Lesson
-from linvit.models.lessons import lessons, letters_of
-from linvit.models.linearizing import Origin
+from linvit.models.linearizing import Origin, lessons, letters_of
 from linvit.ranges import Count, Range, check
 from linvit.runs import Run
 from linvit.studies.comparison import Say, silent

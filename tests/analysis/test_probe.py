@@ -11,7 +11,7 @@ from torch import nn
 import linvit
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, attention_layers, probe, unseen_attention
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.models.swap import swap_attention
 
 SMALL = {"img_size": 48, "patch_size": 16, "embed_dim": 48, "depth": 2}

@@ -14,8 +14,8 @@ from linvit.bench.exactness import WrongResultError
 from linvit.bench.kinds import measure
 from linvit.bench.machine import MEBIBYTE
 from linvit.bench.page import cells
+from linvit.models.by_name import create
 from linvit.models.dit import DiT
-from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache
 
 on_linux = pytest.mark.skipif(

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from fused_networks import error, images, randomised
+from tiers import quick, slow
 from timm.layers import LayerNorm2d
 from torch import nn
 from torch.export import Dim, export
@@ -20,6 +21,7 @@ from linvit.ops import Rotary
 
 NAMES = timm.list_models(["ravlt_*", "mavit_*", "care_*"])
 NANOS = ["ravlt_nano", "mavit_nano", "care_nano"]
+SOME = ("ravlt_tiny", "mavit_base_linear", "care_s2")
 FLOAT32, FLOAT64 = 1e-5, 1e-10  # the issue's, relative to the largest value
 ATTENTIONS = [
     *({"modulation": name} for name in ("linear", "tanh", "identity", "none")),
@@ -55,13 +57,13 @@ def compare(model, x):
             assert error(linvit.fuse(model, form)(x.double()), model(x.double())) < FLOAT64
 
 
-@pytest.mark.parametrize("size", [(32, 32), (45, 70), (96, 64)])
+@pytest.mark.parametrize("size", [(45, 70), *slow((32, 32), (96, 64))])
 @pytest.mark.parametrize("name", NANOS)
 def test_any_image_size(name, size):
     compare(create(name), images(*size))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, SOME))
 def test_every_size_with_one_block_a_stage(name):
     empty = timm.create_model(name, depths=(1, 1, 1, 1), num_classes=10, device="meta").to_empty(device="cpu")
     compare(randomised(empty), images(40, 66, batch=1))
@@ -228,7 +230,8 @@ def test_autocast(name):
     assert error(got.float(), expected) < 2 * error(plain.float(), expected)
 
 
-@pytest.mark.parametrize("name", [NANOS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NANOS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NANOS)
 def test_export_with_dynamic_sides(name):
     # Sides from 64 px, as for networks that are not fused: export treats maps of one position as constants.
     fused = linvit.fuse(create(name))
@@ -240,8 +243,8 @@ def test_export_with_dynamic_sides(name):
         assert error(program(x), fused(x)) < FLOAT32
 
 
-@pytest.mark.parametrize("name", NANOS)
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
+@pytest.mark.parametrize("backend", ["eager", *slow("inductor")])
 def test_compile_as_one_graph(name, backend):
     fused, x = linvit.fuse(create(name)), images(64, 64)
     with torch.inference_mode():

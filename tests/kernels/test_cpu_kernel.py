@@ -321,6 +321,7 @@ def test_a_machine_that_cannot_compile_says_so(compiler, message, monkeypatch, t
         cpu.build.__wrapped__()
 
 
+@pytest.mark.slow
 def test_a_damaged_library_is_compiled_again(tmp_path):
     """Opening a library that is cut ends the process with SIGBUS."""
     (tmp_path / "nothing.cpp").write_text("int nothing[4096] = {1};")

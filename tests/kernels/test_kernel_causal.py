@@ -1,13 +1,10 @@
 import pytest
 import torch
 from kernel_judge import judge
-from test_kernel_packed import one_after_another, pack
+from test_kernel_packed import KERNEL, one_after_another, pack
+from tiers import slow
 
-from linvit.kernels import linear_attention
 from linvit.ops import rotary_1d
-
-NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
-slow = pytest.mark.slow
 
 
 def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
@@ -15,8 +12,8 @@ def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
     return query, key, torch.randn(batch, heads, tokens, value_width, device=device)
 
 
-@pytest.mark.parametrize("rotated", [True, pytest.param(False, marks=slow)])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("rotated", [True, *slow(False)])
+@pytest.mark.parametrize("normalizer", ["magnitude", *slow("divide", "subtract", "none", "sum")])
 def test_normalizers(device, tiled, normalizer, rotated):
     tiled(rows=16, processors=1)
     rotary = rotary_1d(40, 16, device=device) if rotated else None
@@ -30,19 +27,23 @@ def test_feature_maps(device, maps):
 
 @pytest.mark.parametrize(
     ("width", "value_width"),
-    [(17, 17), (128, 128), *[pytest.param(*widths, marks=slow) for widths in ((48, 20), (24, 80), (64, 64))]],
+    [
+        (17, 17),
+        (128, 128),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((48, 20), (24, 80), (64, 64))),
+    ],
 )
 def test_head_widths(device, width, value_width):
     judge(draw(device, 33, width, value_width), normalizer="magnitude", causal=True)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 17])
+@pytest.mark.parametrize("tokens", [1, *slow(16), 17])
 def test_numbers_of_tokens(device, tiled, tokens):
     tiled(rows=16, processors=1)
     judge(draw(device, tokens, batch=2, heads=2), rotary=rotary_1d(tokens, 16, device=device), causal=True)
 
 
-@pytest.mark.parametrize("normalizer", ["divide", "magnitude"])
+@pytest.mark.parametrize("normalizer", ["divide", *slow("magnitude")])
 def test_key_mask_hides_even_what_is_not_a_number(device, tiled, normalizer):
     tiled(rows=16, processors=1)
     mask = torch.rand(3, 40, device=device) > 0.4
@@ -66,13 +67,15 @@ def test_half_precision_is_rounded_once(device, dtype):
     judge(draw(device), dtype, rotary=rotary_1d(40, 16, device=device), causal=True)
 
 
+@pytest.mark.slow
 def test_packed_sequences(device, tiled):
     tiled(rows=16, processors=1)
     tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=2)
     options = {"cu_seqlens": cu_seqlens, "rotary": rotary, "normalizer": "magnitude", "causal": True}
-    judge(tensors, kernel=linear_attention, twin=one_after_another, **options)
+    judge(tensors, kernel=KERNEL, twin=one_after_another, **options)
 
 
+@pytest.mark.slow
 def test_strides(device, tiled):
     tiled(rows=16, processors=1)
     parts = torch.randn(2, 40, 3 * 2 * 16, device=device).chunk(3, dim=-1)

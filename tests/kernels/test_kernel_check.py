@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from linvit.bench import gpu
@@ -11,6 +12,7 @@ def few(monkeypatch):
     monkeypatch.setattr(gpu, "OPTIONS", {name: gpu.OPTIONS[name] for name in ("mala", "causal mala")})
 
 
+@pytest.mark.slow
 def test_the_check_passes(device, monkeypatch):
     few(monkeypatch)
     found = gpu.checks(device, Progress())

@@ -108,6 +108,7 @@ def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options
     assert max(compiled.values()) <= row[PADDED.index(width)], compiled
 
 
+@pytest.mark.slow
 def test_one_stage_for_a_card_without_tensor_cores(compiled, monkeypatch):
     compile_one_stage(compiled, monkeypatch, TURING, torch.float32, 16, backward=False)
     assert set(compiled) == {"query_mean", "summarize", "merge", "read"}

@@ -96,6 +96,7 @@ def test_classifiers_read_the_width_where_the_second_interaction_is_missing():
 EXPORTED = [path for path in RECIPES if path.stem in ("s2_stacked", "tiny_phi_identity")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXPORTED, ids=lambda path: path.stem)
 def test_ablated_networks_export(path):
     network = visible(nano(path).eval())

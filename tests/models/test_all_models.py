@@ -5,6 +5,7 @@ import math
 import pytest
 import timm
 import torch
+from tiers import quick, slow
 from torch.export import Dim, export
 from torch.testing import assert_close
 
@@ -140,19 +141,15 @@ def test_every_pixel_reaches_the_logits(name):
     assert x.grad.ne(0).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [(name, "eager") for name in NANOS] + [pytest.param("ravlt_nano", "aot_eager", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", quick(NANOS, ["mavit_nano"]))
+@pytest.mark.parametrize("backend", ["eager", *slow("aot_eager")])
 def test_compiles_as_one_graph(name, backend):
     model = visible(create(name, pattern="CLSL" if name.startswith("care") else "LSLS"))
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)
     assert_close(compiled(image(45, 70)), model(image(45, 70)))
 
 
-@pytest.mark.parametrize(
-    "name", ["care_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ravlt_nano", "mavit_nano"))]
-)
+@pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
 def test_exports_with_dynamic_sides(name):
     # Sides from 64 px: at 32 px the last map has one position, and export treats sizes of one as constants.
     model = visible(create(name))

@@ -7,8 +7,8 @@ from torch.nn.functional import pad
 
 from linvit.layers.conformer import ConformerBlock, by_distance, relative_positions
 from linvit.layers.mechanisms import at
+from linvit.models.by_name import create
 from linvit.models.conformer import Conformer, StreamCache
-from linvit.models.registry import create
 
 MECHANISMS = tuple(at("sequences"))
 SMALL = {"mels": 10, "width": 16, "depth": 2, "heads": 2, "kernel": 6}

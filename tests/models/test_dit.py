@@ -4,8 +4,8 @@ from diffusers import DiTTransformer2DModel
 
 from linvit.layers.mechanisms import at
 from linvit.models import dit
+from linvit.models.by_name import create
 from linvit.models.dit import time_features
-from linvit.models.registry import create
 
 
 def varied(network):

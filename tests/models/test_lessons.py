@@ -9,7 +9,7 @@ from test_linearize import TEACHERS, teacher
 from torch.testing import assert_close
 
 import linvit
-from linvit.models.lessons import lessons, share
+from linvit.models.linearizing import lessons, share
 from linvit.models.slots import slots_of
 
 PLAIN = {key: SMALL[key] for key in ("embed_dim", "depth", "num_heads", "num_classes", "patch_size")}

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import linvit
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.models import registry
+from linvit.models import by_name
 from linvit.models.sequence import DecoderCache
 
 TEACHERS = {
@@ -124,7 +124,7 @@ def test_stages_of_ours_keep_everything_but_the_operator():
 
 def test_a_decoder_stays_causal():
     torch.manual_seed(0)
-    network = registry.create("sequence_nano", 11, mechanism="softmax").eval()
+    network = by_name.create("sequence_nano", 11, mechanism="softmax").eval()
     student = linvit.linearize(network, "mala")
     tokens = torch.arange(8)[None]
     assert_close(student(tokens)[:, :5], student(tokens[:, :5]))
@@ -135,7 +135,7 @@ def test_a_decoder_stays_causal():
 @pytest.mark.parametrize("pattern", ["LLLL", "LSLS"])
 def test_a_decoder_decodes_with_its_cache(pattern):
     torch.manual_seed(0)
-    network = registry.create("sequence_nano", 11, mechanism="softmax").double().eval()
+    network = by_name.create("sequence_nano", 11, mechanism="softmax").double().eval()
     student = linvit.linearize(network, "mala", pattern)
     tokens, cache = torch.randint(11, (2, 9)), DecoderCache()
     steps = [student.read(part, cache) for part in tokens.split([4, 1, 1, 3], 1)]
@@ -145,12 +145,12 @@ def test_a_decoder_decodes_with_its_cache(pattern):
 def test_a_dit_keeps_everything_but_the_operator():
     torch.manual_seed(0)
     arguments = {"input_size": 8, "channels": 1}
-    network = registry.create("dit_nano_patch2", 10, mechanism="softmax", **arguments).eval()
+    network = by_name.create("dit_nano_patch2", 10, mechanism="softmax", **arguments).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)  # its output is 0 at first
     given = torch.randn(2, 1, 8, 8), torch.tensor([5, 900]), torch.tensor([3, 10])
     student = linvit.linearize(network, "linear")
-    linear = registry.create("dit_nano_patch2", 10, mechanism="linear", **arguments).eval()
+    linear = by_name.create("dit_nano_patch2", 10, mechanism="linear", **arguments).eval()
     linear.load_state_dict(student.state_dict())
     assert_close(student(*given), linear(*given))
     assert (student(*given) - network(*given)).abs().max() > 1e-3
@@ -186,7 +186,7 @@ def test_networks_that_have_nothing_to_replace():
     for model in (timm.create_model("resnet10t"), timm.create_model("ravlt_nano", pattern="LLLL")):
         with pytest.raises(ValueError, match="without softmax attention that we know: choose another model, or write"):
             linvit.linearize(model)
-    conformer = registry.create("conformer_nano", 11, mechanism="softmax")
+    conformer = by_name.create("conformer_nano", 11, mechanism="softmax")
     with pytest.raises(ValueError, match="the softmax attention of a Conformer has a projection of positions"):
         linvit.linearize(conformer)
     with pytest.raises(TypeError, match=r"`model` is of type str, expected an nn\.Module"):

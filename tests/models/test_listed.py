@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tiers import slow
 
 from evidence.counts import LISTINGS, model_names, store_networks
 from linvit.bundled import NETWORKS, list_networks
@@ -43,7 +44,7 @@ def test_the_stored_rows_name_every_network():
     assert json.loads(NETWORKS.read_text()).keys() == RUNS.keys() == LISTINGS.keys()
 
 
-@pytest.mark.parametrize("task", ["speech", "language", "recall", "diffusion"])
+@pytest.mark.parametrize("task", ["speech", *slow("language", "recall", "diffusion")])
 def test_the_stored_rows_are_those_that_are_counted(task):
     assert list_networks(task) == list(LISTINGS[task][1]())
 

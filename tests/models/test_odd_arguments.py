@@ -26,10 +26,10 @@ from linvit.layers.causal import CausalAttention
 from linvit.layers.conformer import FrameAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models import CARE, RAVLT, swap_attention
+from linvit.models.by_name import FAMILIES, create
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import FRAMEWORKS, build_dense
-from linvit.models.registry import FAMILIES, create
-from linvit.models.swapped import TIMM
+from linvit.models.swap import TIMM
 from linvit.ranges import declared
 from linvit.released import convert, load_released
 

@@ -6,9 +6,9 @@ import timm
 import torch
 from torch import nn
 
+from linvit.models.by_name import create
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import FRAMEWORKS
-from linvit.models.registry import create
 from linvit.models.sequence import DecoderCache, generate
 
 NETWORKS = ("ravlt_nano", "mavit_nano", "care_nano")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linvit.layers.mechanisms import at
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.models.sequence import DecoderCache, _sampled, generate
 
 MECHANISMS = list(at("sequences"))

@@ -4,6 +4,7 @@ import pickle
 import pytest
 import timm
 import torch
+from tiers import slow
 from timm.layers import PatchDropout
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import Attention
@@ -51,8 +52,16 @@ def drawn(model):
     return model
 
 
-@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m not in ("linear_relu", "linear_exp")])
-@pytest.mark.parametrize("name", BODIES)
+def combinations():
+    """Every body with every mechanism; among the quick tests two bodies with all of them, and all bodies with MALA."""
+    for name in BODIES:
+        for mechanism in MECHANISMS:
+            if mechanism not in ("linear_relu", "linear_exp"):
+                quick = name in (SWIN_T, PVT_B0) or mechanism == "mala"
+                yield pytest.param(name, mechanism, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "mechanism"), list(combinations()))
 def test_every_body_takes_every_mechanism(name, mechanism):
     if name.startswith("pvt") and mechanism == "enhanced":
         with pytest.raises(ValueError, match="local feed-forward, which PVT has already: use 'linear_relu'"):
@@ -294,7 +303,7 @@ def test_feature_maps(name, channels):
     ]
 
 
-@pytest.mark.parametrize("mechanism", ["rala", "focused", "enhanced", "agent"])
+@pytest.mark.parametrize("mechanism", ["rala", *slow("focused", "enhanced", "agent")])
 def test_exports(mechanism):
     model, x = drawn(swap_attention(body(DEIT), mechanism)), image()
     assert_close(export(model, (x,)).module()(x), model(x))
@@ -342,7 +351,7 @@ def test_a_swapped_network_compiles_once():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("mechanism", ["linear", "rala", "mala"])
+@pytest.mark.parametrize("mechanism", [*slow("linear", "mala"), "rala"])
 def test_the_backward_pass_of_a_compiled_network_is_the_eager_one(mechanism):
     torch._dynamo.reset()
     torch.manual_seed(0)

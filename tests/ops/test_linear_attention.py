@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 import torch
+from tiers import quick, slow
 from torch.export import Dim, export
 
 from linvit.ops import (
@@ -98,7 +99,7 @@ def check_causal_forms(feature_map, tokens):
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-@pytest.mark.parametrize("tokens", [1, 2, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (64, 65, 130))])
+@pytest.mark.parametrize("tokens", [1, 2, *slow(64, 65, 130)])
 def test_causal_forms_agree(feature_map, tokens):
     check_causal_forms(feature_map, tokens)
 
@@ -279,8 +280,8 @@ def test_decoding_keeps_the_state_at_one_size():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("scale", [1, 4, 16])
-@pytest.mark.parametrize("tokens", [196, 12544, pytest.param(50176, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scale", [*slow(1, 4), 16])
+@pytest.mark.parametrize("tokens", [196, 12544, *slow(50176)])
 def test_half_inputs_lose_no_more_than_their_rounding(dtype, scale, tokens):
     query, key, value = (scale * x for x in draw(tokens, width=64, value_width=64, batch=1, heads=2))
     for preset in (rala, mala, linear_attention):
@@ -331,9 +332,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options", [*CALLS[:2], *(pytest.param(options, marks=pytest.mark.slow) for options in CALLS[2:])], ids=str
-)
+@pytest.mark.parametrize("options", quick(CALLS, CALLS[:1]), ids=str)
 def test_compiles_as_one_graph_for_any_number_of_tokens(options):
     torch._dynamo.reset()
     call = Call(**options)
@@ -343,7 +342,7 @@ def test_compiles_as_one_graph_for_any_number_of_tokens(options):
         torch.testing.assert_close(compiled(*inputs), call(*inputs))
 
 
-@pytest.mark.parametrize("options", [*CALLS[:-1], pytest.param(CALLS[-1], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("options", quick(CALLS, CALLS[:2]), ids=str)
 def test_exports_for_any_number_of_tokens(options):
     call = Call(**options)
     tokens = {2: Dim("tokens", min=2, max=100_000)}
@@ -394,6 +393,6 @@ def test_combinations_without_a_form_say_what_to_use():
 def test_inputs_that_do_not_fit_are_refused():
     refused("expected the same batch, heads and width", ("key", lambda x: x[..., :4]))
     refused("expected the same batch, heads and tokens", ("value", lambda x: x[:, :, :5]))
-    refused("`value` torch.float32 on cpu, expected the same", ("value", torch.Tensor.float))
+    refused("`value` is torch.float32 and `query` torch.float64, expected the same", ("value", torch.Tensor.float))
     refused("expected as many queries as keys", ("query", lambda x: x[:, :, :5]), causal=True)
     refused("`backend` is 'triton', which cannot run: .*; use 'auto' or 'torch'", backend="triton")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from tiers import quick, slow
 
 from linvit.ops import attention_scores, linear_attention, linear_attention_step, rotary_1d
 
@@ -77,7 +78,7 @@ def distance(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item()
 
 
-@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
+@pytest.mark.parametrize("form", quick(FORMS, FORMS[:3]), indirect=True, ids=str)
 def test_packed_sequences_are_each_alone(form):
     cu_seqlens, tokens = bounds(), sum(LENGTHS)
     tensors = draw(tokens)
@@ -86,7 +87,7 @@ def test_packed_sequences_are_each_alone(form):
         assert distance(out, one_after_another(tensors, cu_seqlens, **{**options, **form})) < 1e-12
 
 
-@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
+@pytest.mark.parametrize("form", quick(FORMS, FORMS[:3]), indirect=True, ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_matrix(form, packed):
     tokens = sum(LENGTHS) if packed else 210
@@ -144,7 +145,7 @@ def test_blocks_of_one_token_are_causal_and_one_block_is_bidirectional(weighting
         assert distance(whole, expected) < 1e-12
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 5, 64, 90])
+@pytest.mark.parametrize("size", [*slow(1, 5), 64, 90])
 def test_a_block_at_a_time_equals_all_at_once(size):
     tensors = draw(200, batch=2)
     for options in axes(200, batch=2, causal="block"):
@@ -212,9 +213,8 @@ def test_time_and_memory_are_those_of_the_tokens(form):
     assert numbers < 3 * sum(lengths) * 64  # chunks of 64 tokens have 64 × 64 numbers at most
 
 
-@pytest.mark.parametrize(
-    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[2:])], indirect=True, ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [FORMS[0], *FORMS[2:]], indirect=True, ids=str)
 def test_compiles_as_one_graph(form):
     torch._dynamo.reset()
     means = "prefix_query_mean" if form["causal"] else "query_mean"

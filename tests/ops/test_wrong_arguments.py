@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tiers import slow
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -235,7 +236,7 @@ def test_names_that_look_up_to_nothing_are_refused_where_layers_ask():
 SIZED = {"rotary": rotary_1d(TOKENS, WIDTH), "key_mask": torch.ones(BATCH, TOKENS, dtype=torch.bool)}
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, SIZED], ids=["causal", "sized"])
+@pytest.mark.parametrize("options", [*slow({"causal": True}), SIZED], ids=["causal", "sized"])
 def test_checks_pass_under_vmap_fake_tensors_and_symbolic_sizes(options):
     def call(query, key, value):
         return linear_attention(query, key, value, **options)

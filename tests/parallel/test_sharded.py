@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import linvit
 from linvit.environment import forks_of
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.parallel import rows_of, shard
 
 TALL = {1: (70, 37), 2: (133, 37), 3: (201, 33), 4: (269, 35)}  # LePE reads two rows of each neighbour at stride 32

@@ -21,7 +21,7 @@ from linvit.deploy.graph import OnPixels, exported, pooled
 from linvit.deploy.runtimes import PACKAGE
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
-from linvit.models.dense.images import pasted
+from linvit.models.dense.inputs import pasted
 from linvit.runs.exporting import Candidates, Detections
 from linvit.runs.loading import run_of_file
 from linvit.runs.run import Run

@@ -11,7 +11,7 @@ from tiny_students import BASE, STUDENT, write_student_recipe
 import linvit
 from linvit.analysis.markdown import marks
 from linvit.models import linearizing
-from linvit.models.lessons import lessons
+from linvit.models.linearizing import lessons
 from linvit.runs import train
 from linvit.runs.training import train_in_turn
 from linvit.studies import linearization, plan_linearization

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import linvit
 from linvit.bench.machine import peak_of
-from linvit.models.lessons import lessons, share
+from linvit.models.linearizing import lessons, share
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.students import relative_errors
 

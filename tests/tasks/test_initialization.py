@@ -3,7 +3,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.tasks.initialization import initialize, weights_file
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linvit.models.registry import create
+from linvit.models.by_name import create
 from linvit.tasks.diffusion import DiffusionLoss
 from linvit.tasks.sampling import kept_signal, sample, spaced
 

@@ -13,8 +13,7 @@ from torchvision.ops import clip_boxes_to_image, nms
 from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch, padded
-from linvit.models.dense.inputs import CheckedInputs
+from linvit.models.dense.inputs import CheckedInputs, ImageBatch, padded
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Sizes, Step

@@ -12,10 +12,8 @@ from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 
 from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
-from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch, padded, suppressed
-from linvit.models.dense.inputs import CheckedInputs
-from linvit.models.dense.neck import Neck
+from linvit.models.dense.backbone import DenseBackbone, Neck
+from linvit.models.dense.inputs import CheckedInputs, ImageBatch, padded, suppressed
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.ranges import Checked, IsA, Range
 

@@ -16,8 +16,8 @@ from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.ops import box_iou, clip_boxes_to_image, generalized_box_iou_loss, roi_align
 
 from linvit.models.dense.anchors import BoxDeltas, QualityMatcher
-from linvit.models.dense.images import suppressed
-from linvit.models.dense.neck import conv_norm_relu
+from linvit.models.dense.backbone import conv_norm_relu
+from linvit.models.dense.inputs import suppressed
 from linvit.ranges import known
 
 STRIDES = (4, 8, 16, 32)

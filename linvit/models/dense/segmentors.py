@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from linvit.errors import SettingError
 from linvit.layers.checks import Outputs
-from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.neck import Neck, conv_norm_relu
+from linvit.models.dense.backbone import DenseBackbone, Neck, conv_norm_relu
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.ranges import Checked, IsA, Range
 

@@ -15,8 +15,7 @@ from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
 from linvit.errors import SettingError, quoted
 from linvit.models.by_name import known_arguments
-from linvit.models.lessons import lessons, share
-from linvit.models.linearizing import Origin
+from linvit.models.linearizing import Origin, lessons, share
 from linvit.models.swap import NAME
 from linvit.ranges import Count, checked
 from linvit.runs.classifiers import ClassifierRun, most_probable

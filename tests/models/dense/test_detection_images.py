@@ -3,7 +3,7 @@
 import torch
 from torchvision.ops import roi_align
 
-from linvit.models.dense.images import ImageBatch, pasted, suppressed
+from linvit.models.dense.inputs import ImageBatch, pasted, suppressed
 from linvit.models.dense.roi_heads import RegionPool
 
 

@@ -2,16 +2,13 @@
 
 import pytest
 import torch
+from tiers import quick, slow
 
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS, SEGMENTORS, build_dense
 
 CLASSES = 3
+FEW_DETECTORS = quick(DETECTORS, ("retinanet", "mask_rcnn"))  # the cascade has the heads of Mask R-CNN, three times
 SHAPES = [(70, 90), (96, 64)]
-
-
-def quick(names, slow=("cascade_mask_rcnn",)):
-    """Cascade Mask R-CNN is slow: it has Mask R-CNN's heads, three times."""
-    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
 def detector(framework: str, backbone: str = "ravlt_nano"):
@@ -54,7 +51,7 @@ def check_gradients(network):
 
 
 @pytest.mark.parametrize("counts", [(3, 0), (0,)])
-@pytest.mark.parametrize("framework", DETECTORS)
+@pytest.mark.parametrize("framework", FEW_DETECTORS)
 def test_every_parameter_of_a_detector_learns(framework, counts):
     network = detector(framework)
     losses = network(*batch(*counts))
@@ -87,7 +84,7 @@ def test_detections_are_well_formed(framework):
             assert one["masks"].dtype == torch.bool
 
 
-@pytest.mark.parametrize("framework", quick(DETECTORS))
+@pytest.mark.parametrize("framework", FEW_DETECTORS)
 def test_no_detection_is_an_empty_answer(framework):
     network = detector(framework).eval()
     (network if framework == "retinanet" else network.roi_heads).score_thresh = 1.0
@@ -98,7 +95,7 @@ def test_no_detection_is_an_empty_answer(framework):
         assert found["masks"].shape == (0, 64, 64)
 
 
-@pytest.mark.parametrize("framework", quick(DETECTORS))
+@pytest.mark.parametrize("framework", FEW_DETECTORS)
 def test_crowds_teach_nothing(framework):
     images, targets = batch(3)
     crowd = {key: value.clone() if torch.is_tensor(value) else value for key, value in targets[0].items()}
@@ -113,7 +110,7 @@ def test_crowds_teach_nothing(framework):
         torch.testing.assert_close(loss, losses[1][key])
 
 
-@pytest.mark.parametrize("size", [(64, 64), (70, 91), (33, 130)])
+@pytest.mark.parametrize("size", [(70, 91), *slow((64, 64), (33, 130))])
 @pytest.mark.parametrize("framework", SEGMENTORS)
 def test_a_segmentor_answers_at_the_images_size(framework, size):
     torch.manual_seed(0)
@@ -134,7 +131,9 @@ def test_upernet_says_that_one_image_is_too_few_to_train_on():
         network(torch.rand(1, 3, 64, 64))
 
 
-@pytest.mark.parametrize("framework", quick(FRAMEWORKS, ("cascade_mask_rcnn", "upernet")))  # 512 channels in bfloat16
+@pytest.mark.parametrize(
+    "framework", quick(FRAMEWORKS, ("retinanet", "mask_rcnn", "semantic_fpn"))
+)  # 512 channels in bfloat16
 def test_bfloat16_autocast(framework):
     if framework in DETECTORS:
         network = detector(framework)
