@@ -272,6 +272,7 @@ def test_ctrl_c_ends_the_processes(monkeypatch, tmp_path):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_importing_the_check_leaves_the_gpu_alone():
     """A process forked from one that has used the GPU could not use it."""
     program = (

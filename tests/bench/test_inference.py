@@ -99,13 +99,14 @@ def test_what_cannot_be_made_says_why(monkeypatch):
     assert skipped["openvino"].startswith("OpenVINO needs onnx, onnxscript, openvino: install it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "tolerance"),
     [
         ("openvino", 1e-4),
-        pytest.param("onnxruntime", 1e-4, marks=pytest.mark.slow),
-        pytest.param("openvino+bf16", 0.1, marks=pytest.mark.slow),
-        pytest.param("executorch", 1e-4, marks=pytest.mark.slow),
+        ("onnxruntime", 1e-4),
+        ("openvino+bf16", 0.1),
+        ("executorch", 1e-4),
     ],
 )
 def test_other_runtimes_give_the_same(variant, tolerance):
@@ -129,6 +130,7 @@ def test_an_exported_file_is_timed_beside_the_networks(tmp_path):
     assert timed.peak_mib > timed.file_mib / 2
 
 
+@pytest.mark.slow
 def test_the_row_of_a_file_in_8_bits_says_so(tmp_path, monkeypatch):
     def opened_in_8_bits(*given):
         facts, session = opened(*given)

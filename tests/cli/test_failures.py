@@ -56,6 +56,7 @@ def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_pa
     check_first_epoch_is_kept(tmp_path / "run", straight)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_can_no_longer_be_written_stop_with_one_sentence(straight, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
 
@@ -117,6 +118,7 @@ def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypat
     assert content(tmp_path / "run")["global_step"] == before
 
 
+@pytest.mark.slow
 def test_killed_while_saving_keeps_the_checkpoint_before_and_resume_goes_on(straight, tmp_path):
     recipe = write_recipe(tmp_path, trainer=SOON)
     code = f"""

@@ -93,6 +93,7 @@ def test_networks_need_steps_of_xnnpack_only(name):
     assert sum("_to_dim_order_copy" in node or "as_strided_copy" in node for node in others) == len(others)
 
 
+@pytest.mark.slow
 def test_files_without_facts_store_no_empty_tensor(tmp_path):
     """ExecuTorch cannot load some of them: it depends on where in the file the tensor lies."""
     from executorch.runtime import Runtime

@@ -53,6 +53,7 @@ def launched(folder, build, device):
     return [int(count) for count in done.stdout.split()]
 
 
+@pytest.mark.slow
 @compiler
 @native
 def test_another_build_in_another_folder_reads_what_was_compiled(tmp_path):

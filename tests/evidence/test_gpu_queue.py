@@ -32,6 +32,7 @@ def options(folder, **given):
     return Namespace(rows=folder, dry=True, first=None, out=None, jobs=[], **given)
 
 
+@pytest.mark.slow
 def test_the_first_case_of_every_job_at_toy_sizes(tmp_path):
     process = start("--dry", "--first", "1", "--rows", str(tmp_path))
     printed, _ = process.communicate()
@@ -51,6 +52,7 @@ def test_every_case_at_toy_sizes(tmp_path):
     assert process.returncode == 0, printed
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on(tmp_path):
     process = start("ceilings", "--dry", "--rows", str(tmp_path))
     deadline = time.monotonic() + 100
@@ -114,6 +116,7 @@ def test_a_case_that_was_killed_is_tried_last(tmp_path):
     assert [row["case"] for row in rows.read(tmp_path, "ceilings")] == ["quick", "slow"]
 
 
+@pytest.mark.slow
 def test_code_is_generated_in_processes_and_a_failure_ends_nothing(tmp_path, capsys):
     files = [tmp_path / name for name in "abc"]
     queue.generate([partial(int, "no number"), *(partial(file.write_text, "code") for file in files)], 2)

@@ -154,6 +154,7 @@ def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
     assert parameters["softmax"] == parameters["linear"]
 
 
+@pytest.mark.slow
 def test_the_study_of_the_vit_at_imagenets_scale_by_three_settings(tmp_path):
     """The command of docs/evidence/real-images.md, with another root."""
     page = (STUDY.parents[1] / "docs" / "evidence" / "real-images.md").read_text()

@@ -290,6 +290,7 @@ def test_facts_that_do_not_fit_the_file_end_in_one_sentence(files, tmp_path, dig
         load_run(_with_facts(files[suffix].path, tmp_path / f"x{suffix}", facts)).predict(digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("facts", [{"size": [48, 48]}, {"smallest": 1, "size": [48, 48]}])
 def test_a_file_for_one_size_with_facts_of_another_ends_in_one_sentence(run, tmp_path, digits, facts):
     path = run.export(tmp_path / "fixed.onnx", dynamic=False).path
@@ -312,6 +313,7 @@ def _with_facts(source, path, facts):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 21])
 def test_an_onnx_file_has_the_opset_that_is_asked_for_and_names_its_sizes(run, tmp_path, opset):
     onnx = pytest.importorskip("onnx")
@@ -327,6 +329,7 @@ def test_an_onnx_file_has_the_opset_that_is_asked_for_and_names_its_sizes(run, t
         run.export(tmp_path / "x.onnx", opset=17)
 
 
+@pytest.mark.slow
 def test_large_weights_lie_beside_the_file(run, tmp_path, digits, monkeypatch):
     module = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
     monkeypatch.setattr(module, "_LARGE_MODEL_THRESHOLD", 1000)
@@ -335,6 +338,7 @@ def test_large_weights_lie_beside_the_file(run, tmp_path, digits, monkeypatch):
     assert [x.classes for x in load_run(path).predict(digits)] == [x.classes for x in run.predict(digits)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [False, True])
 def test_weights_of_onnx_outside_of_its_folder_are_refused(run, tmp_path, monkeypatch, link):
     onnx = pytest.importorskip("onnx")
@@ -382,6 +386,7 @@ subprocess.run([sys.executable, "-c", ""], check=True)
 """
 
 
+@pytest.mark.slow
 def test_files_of_openvino_may_be_closed_in_any_order(files):
     """With two Cores, the process ends in a segmentation fault at the next signal."""
     command = [sys.executable, "-c", CLOSE_IN_ORDER, str(files[".xml"].path)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiers import quick
 from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c
 from tiny_students import BASE, STUDENT, write_student_recipe
 
@@ -36,12 +37,13 @@ def runs(teacher, tmp_path_factory):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("step", [1, 3, 5], ids=["in the first epoch", "at a start", "in the second epoch"])
+@pytest.mark.parametrize("step", quick([1, 3, 5], [5]), ids=["in the first epoch", "at a start", "in the second epoch"])
 def test_a_killed_run_resumes_bit_for_bit(task, step, teacher, runs, tmp_path):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
     check_resumes_bit_for_bit(recipe, runs[task], step, fewest=100)
 
 
+@pytest.mark.slow
 def test_accumulated_batches_and_a_moving_average_resume_too(teacher, tmp_path):
     groups = {
         "task": {"teacher": str(teacher), "ema_decay": 0.5},
@@ -55,6 +57,7 @@ def test_accumulated_batches_and_a_moving_average_resume_too(teacher, tmp_path):
     assert {"error", "ema_error", "worst", "ema_worst"} <= set(curve(whole)[0])
 
 
+@pytest.mark.slow
 def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
     """In float64 without augmentation; as two processes share a batch."""
     groups = {"task": {"teacher": str(teacher)}, "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -86,7 +89,7 @@ def test_the_accuracy_is_that_of_the_students_own_classifier(task, runs):
     assert run.evaluate()["top1"] == pytest.approx(torch.cat(right).double().mean().item())
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["alignment"]))
 def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
     elsewhere = tmp_path / "teacher"
     shutil.copytree(teacher, elsewhere)
@@ -103,7 +106,7 @@ def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
     assert not torch.equal(network.blocks[0].attn.qkv.weight, original.blocks[0].attn.qkv.weight)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["transfer"]))
 def test_a_loaded_run_predicts_reports_and_is_saved(task, runs, tmp_path):
     run = linvit.load_run(runs[task])
     rows = run.predict([np.zeros((40, 40), np.uint8)], topk=3)
@@ -170,6 +173,7 @@ def test_matching_maps_trains_queries_and_keys_alone(teacher, tmp_path):
     assert linvit.load_run(run.folder).evaluate()["error"] < errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 @pytest.mark.parametrize("task", TASKS)
 def test_other_precisions(task, precision, teacher, tmp_path):
@@ -214,6 +218,7 @@ def test_images_without_labels_and_a_network_without_classifier(photos, tmp_path
     assert set(other.predict(photos, topk=7)[0].classes) == set("0123456")
 
 
+@pytest.mark.slow
 def test_other_sizes_than_the_teachers(teacher, tmp_path):
     dynamic = {**STUDENT, "base": {**BASE, "dynamic_img_size": True}}
     recipe = write_student_recipe(
