@@ -8,6 +8,7 @@ import zipfile
 import pytest
 import timm
 import torch
+from tiers import quick
 
 import linvit
 from linvit.deploy import pt2
@@ -209,7 +210,10 @@ def test_no_operator_of_the_list_takes_a_file_or_writes_outside_of_tensors():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ravlt_nano", {"pattern": "LLSS"}), ("care_nano", {}), ("test_vit", {}), ("test_efficientnet", {})],
+    [
+        ("ravlt_nano", {"pattern": "LLSS"}),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("care_nano", "test_vit", "test_efficientnet")),
+    ],
 )
 def test_a_program_computes_what_torch_does(tmp_path, name, options):
     torch.manual_seed(0)
@@ -234,7 +238,7 @@ def mutated(value, rng, depth=0):
     )
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", quick(range(300), range(60)))
 def test_damaged_files_end_in_one_sentence(write, entries, plain, tmp_path, seed):
     rng = random.Random(seed)
     kind = rng.choice(["bytes", "cut", "graph", "graph", "graph", "weights", "facts"])

@@ -56,6 +56,7 @@ def test_what_is_not_known_is_refused_before_anything_is_timed(options, sentence
         options()
 
 
+@pytest.mark.slow
 def test_memory_of_linear_mechanisms_is_that_of_any_context_and_that_of_softmax_grows_with_it():
     report = measure("decoding", contexts=(64, 256), rounds=1)
     rows = {(row.name, row.tokens): row for row in report.rows}
@@ -95,6 +96,7 @@ def test_a_wrong_step_or_pass_is_refused(monkeypatch):
         measure("precision", tokens=(49,))
 
 
+@pytest.mark.slow
 def test_mechanisms_of_a_dit_are_checked_and_timed_side_by_side():
     rows = measure("sampling", sides=(8, 16), rounds=1, memory=True).rows
     shapes = [(16, (8, 8)), (64, (16, 16))]

@@ -112,6 +112,7 @@ def test_every_family_in_every_format(name, suffix, tmp_path, capfd, on_macos):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_linearized_network_with_a_rotation(tmp_path, capfd):
     sizes = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
     student = linvit.linearize(timm.create_model("vit_small_patch16_dinov3", **sizes).eval())
@@ -164,6 +165,7 @@ def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_pat
     assert "digits.mlpackage cannot be run here, because Core ML does not run on" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_executorch_file_reads_images_of_any_memory_order(tmp_path):
     layer, images = torch.nn.Conv2d(3, 2, 3), torch.rand(1, 3, 8, 9)
     program = torch.export.export(layer, (images,))

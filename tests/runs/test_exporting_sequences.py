@@ -84,6 +84,7 @@ def test_running_maximum_is_cummax():
         assert torch.equal(x.gather(dim, places), values)
 
 
+@pytest.mark.slow
 def test_a_decoder_is_decoded_by_onnxruntime_alone(language, decoder_file):
     assert decoder_file.difference < 1e-5 * decoder_file.largest
     session = onnxruntime.InferenceSession(decoder_file.path)
@@ -140,6 +141,7 @@ def test_a_conformer_file_transcribes_as_its_run(speech, conformer_file, tmp_pat
         loaded.transcriber()
 
 
+@pytest.mark.slow
 def test_a_file_of_one_token_at_a_time(tmp_path):
     exported = linvit.export(decoder("mala"), tmp_path / "step.onnx", dynamic=False)
     assert exported.difference < 1e-5 * exported.largest

@@ -36,7 +36,7 @@ def runs(teacher, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["transfer"]))
 @pytest.mark.parametrize("step", quick([1, 3, 5], [5]), ids=["in the first epoch", "at a start", "in the second epoch"])
 def test_a_killed_run_resumes_bit_for_bit(task, step, teacher, runs, tmp_path):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
@@ -157,6 +157,7 @@ def test_a_classifier_starts_from_the_chosen_weights_of_the_softmax_network(copi
             assert close == (copied in ("all", kind)), name
 
 
+@pytest.mark.slow
 def test_matching_maps_trains_queries_and_keys_alone(teacher, tmp_path):
     recipe = write_student_recipe(tmp_path, task={"teacher": str(teacher), "match": "maps"}, trainer={"max_epochs": 4})
     run = linvit.train(recipe)
