@@ -94,7 +94,7 @@ def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
     detects = framework not in ("semantic_fpn", "upernet")
     kind = "detection" if detects else "segmentation"
     data = {"name": "coco" if detects else "ade20k", "root": str(scenes / kind), "long_side": 96, "short_side": 64}
-    source = (Coco if detects else Ade20k)(data["root"], 96, 64)
+    source = (Coco if detects else Ade20k)(data["root"], long_side=96, short_side=64)
     model = {"framework": framework, "backbone": "mavit_nano", "heads": {"width": 16}}
     run = RUNS[kind]
     task = run.create_task(run.create_network(model, source.num_classes, 3), source.num_classes)
