@@ -86,3 +86,17 @@ def test_a_run_gives_its_weights_by_the_same_rules(tmp_path):
     torch.save({"linvit": {}, "state_dict": held}, tmp_path / "checkpoints" / "best.ckpt")
     assert initialize(network, tmp_path).endswith("best.ckpt, heads included.")
     assert not changed(network, trained.state_dict())
+
+
+def test_a_classifier_of_timm_gives_its_backbone(tmp_path):
+    narrow = {"channels": (8, 8, 16, 16)}
+    torch.manual_seed(9)
+    classifier = timm.create_model("resnet18", num_classes=7, **narrow)
+    torch.save(classifier.state_dict(), tmp_path / "weights.pth")
+    network = build_dense("semantic_fpn", "resnet18", 5, HEADS, **narrow)
+    said = initialize(network, tmp_path / "weights.pth")
+    assert said.endswith("weights.pth: its backbone; neck and heads keep their initial weights.")
+    body = network.backbone.body.state_dict()
+    assert len(body) > 50
+    for key, value in body.items():
+        assert torch.equal(value, classifier.state_dict()[key])

@@ -11,6 +11,7 @@ from linvit.data.dense.transforms import (
     KeepVisible,
     PadTo,
     PhotometricDistortion,
+    RandomSizeCrop,
     Resize,
     VariedCrop,
     detection_transform,
@@ -206,3 +207,19 @@ def test_distortion_does_each_of_its_steps_half_of_the_time_within_bounds():
                 assert 0.5 <= given["factor"] <= 1.5
                 counts["contrast"] += 1
     assert all(abs(count - 200) < 4 * 10 for count in counts.values())  # four standard deviations
+
+
+def test_crop_sizes_are_drawn_within_their_range():
+    sizes = [tuple(RandomSizeCrop(40, 60)(image_of(50, 100)).shape[1:]) for _ in range(80)]
+    heights, widths = zip(*sizes, strict=True)
+    assert set(heights) <= set(range(40, 51))
+    assert {min(heights), max(heights)} == {40, 50}
+    assert set(widths) <= set(range(40, 61))
+    assert max(widths) > 55
+
+
+def test_distortion_leaves_labels_and_shapes_alone():
+    image, labels = image_of(9, 7), tv_tensors.Mask(torch.randint(5, (9, 7), dtype=torch.uint8))
+    new, same = PhotometricDistortion()(image, labels)
+    assert torch.equal(same, labels)
+    assert (new.shape, new.dtype) == (image.shape, torch.uint8)

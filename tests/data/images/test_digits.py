@@ -46,3 +46,11 @@ def test_share_and_split_choose_the_held_out_images():
     counts = torch.bincount(small.train_set().targets)
     assert counts.max() - counts.min() <= 3
     assert torch.equal(Digits().val_set().images, Digits(held_out=0.2, split=0).val_set().images)
+
+
+def test_pixels_are_those_of_the_originals():
+    source = Digits(size=32)
+    images = torch.cat([source.train_set().images, source.val_set().images]) * STD + MEAN
+    assert images.min() >= -1e-5
+    assert images.max() <= 1 + 1e-5
+    assert images.mean() == pytest.approx(load_digits().data.mean() / 16, abs=1e-4)
