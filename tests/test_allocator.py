@@ -24,6 +24,7 @@ assert after < before / 4, (before, after)  # the heap grows once, or twice if s
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_large_tensors_reuse_freed_memory():
     subprocess.run([sys.executable, "-c", FAULTS], check=True)

@@ -89,6 +89,7 @@ classify.model.save_pretrained("again")
 """
 
 
+@pytest.mark.slow
 def test_trust_remote_code_needs_no_import(page, tmp_path):
     """Without it, transformers says what the page explains; a folder that it saves is complete."""
     shutil.copytree(page["pushed"].folder, tmp_path / "hub")

@@ -65,6 +65,7 @@ def test_recipes_are_accepted_and_say_the_same_when_resolved(resolved):
         assert load_yaml(dump_yaml(values)) == values, path
 
 
+@pytest.mark.slow
 def test_networks_of_recipes_can_be_built(resolved):
     models = {}  # many recipes share one
     for path, values in resolved.items():

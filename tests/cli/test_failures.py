@@ -95,6 +95,7 @@ class Deadly(Shifted):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypatch, capsys):
     whole = Digits.train_set
 

@@ -18,6 +18,7 @@ def test_the_interval_is_that_of_a_share():
     assert lines[3:] == ["| guessing |" + " 25.0 |" * 4, "| items |" + " 2,304 |" * 4]
 
 
+@pytest.mark.slow
 def test_networks_are_evaluated_once(tmp_path):
     pytest.importorskip("lm_eval", reason="the extra `language` is not installed")
     recipe = write_language_recipe(tmp_path, trainer={"max_epochs": 1})

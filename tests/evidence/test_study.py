@@ -24,6 +24,7 @@ BEGIN, END = marks("recipes")  # the name of the folder
 ABOUT = "a page\n\n" + BEGIN + "\nold\n" + END + "\nits end\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])  # each imports Lightning
 def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     recipes, folder, page = write_recipes(tmp_path / "recipes"), tmp_path / "study", tmp_path / "results.md"

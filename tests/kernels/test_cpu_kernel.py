@@ -295,6 +295,7 @@ def test_an_exported_program_has_the_kernel_only_if_it_was_asked_for():
         torch.testing.assert_close(program.module()(*draw()), linear_attention(*draw(), backend="torch"))
 
 
+@pytest.mark.slow
 def test_building_says_nothing(tmp_path):
     command = [sys.executable, "-c", "from linvit.kernels import cpu; cpu.build()"]
     environment = {**os.environ, "CUDA_HOME": str(tmp_path)}  # a CUDA compiler without a GPU

@@ -87,6 +87,7 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
         shutil.move(folder / "kept", folder / name)
 
 
+@pytest.mark.slow
 def test_every_kernel_counts(folder):
     files = [folder / f"{name}.py" for name in ("causal", "state", "state_backward", "tiles")]
     kernels = [

@@ -149,6 +149,7 @@ def test_compiles_as_one_graph(name, backend):
     assert_close(compiled(image(45, 70)), model(image(45, 70)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
 def test_exports_with_dynamic_sides(name):
     # Sides from 64 px: at 32 px the last map has one position, and export treats sizes of one as constants.

@@ -225,6 +225,7 @@ def test_a_file_with_other_detections_is_not_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_comparison_needs_detections(tmp_path, monkeypatch):
     run = run_of("mask_rcnn")
     run.network.roi_heads.score_thresh = 1.0
@@ -282,6 +283,7 @@ def test_facts_that_contradict_each_other_are_one_sentence(monkeypatch, facts, c
         _in_memory(monkeypatch, torch.nn.Identity(), replace(facts, **change))
 
 
+@pytest.mark.slow
 def test_a_backbone_has_an_output_for_each_map(tmp_path):
     network = timm.create_model("resnet10t", features_only=True, out_indices=(1, 2, 4)).eval()
     exported = linvit.export(network, tmp_path / "maps.onnx", size=64)

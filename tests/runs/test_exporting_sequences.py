@@ -122,6 +122,7 @@ def test_a_decoder_file_generates_and_evaluates_as_its_run(language, decoder_fil
         linvit.export(loaded, "again.onnx")
 
 
+@pytest.mark.slow
 def test_a_conformer_file_transcribes_as_its_run(speech, conformer_file, tmp_path):
     assert conformer_file.difference < 1e-5 * conformer_file.largest
     loaded = load_run(conformer_file.path)

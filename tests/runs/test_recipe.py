@@ -31,6 +31,7 @@ def test_a_number_of_batches_stays_whole_and_a_share_a_share(batches, tmp_path):
         assert repr(value) == repr(batches)
 
 
+@pytest.mark.slow
 def test_a_batch_is_no_epoch_whatever_was_imported_before(tmp_path):
     path = write_recipe(tmp_path, trainer={"limit_train_batches": 1})
     done = subprocess.run([sys.executable, "-c", PROBE, str(path)], capture_output=True, text=True, timeout=120)

@@ -50,6 +50,7 @@ def test_a_second_training_beside_a_running_one_is_refused(resume, impatient, tm
     assert ("Another training is running in" if resume else "is not empty") in said[0]
 
 
+@pytest.mark.slow
 def test_a_killed_training_gives_its_folder_back(impatient, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"

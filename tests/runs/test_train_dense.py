@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
@@ -43,7 +44,7 @@ def runs(scenes, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("framework", COLUMNS)
+@pytest.mark.parametrize("framework", quick(COLUMNS, ["mask_rcnn", "semantic_fpn"]))
 def test_every_framework_trains_and_is_measured_again(framework, runs):
     run = runs(framework)
     rows = curve(run)
@@ -86,7 +87,7 @@ def test_what_is_frozen_is_a_part_of_the_network(scenes, tmp_path):
             train_folder(write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"frozen": frozen}))
 
 
-@pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
+@pytest.mark.parametrize("framework", quick(["mask_rcnn", "semantic_fpn"], ["semantic_fpn"]))
 def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework)
     check_resumes_bit_for_bit(recipe, runs(framework), step=4, fewest=100)
@@ -141,6 +142,7 @@ def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
     assert (run / "checkpoints" / "best.ckpt").is_file()
 
 
+@pytest.mark.slow
 def test_half_precision_trains(scenes, tmp_path):
     half = {"max_epochs": 1, "precision": "bf16-mixed"}
     for framework in ("mask_rcnn", "upernet"):

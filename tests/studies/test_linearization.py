@@ -55,6 +55,7 @@ def test_a_hybrid_is_the_network_with_that_pattern(name):
         assert torch.equal(hybrid.features(pattern, images), expected)
 
 
+@pytest.mark.slow
 def test_a_plan_begins_with_the_letter_that_costs_least_for_what_it_saves(run, long_softmax, tmp_path):
     lines = []
     plan = plan_linearization(run, budget=36, images=20, output=tmp_path, progress=lines.append)
@@ -153,6 +154,7 @@ def test_a_missing_gpu_is_found_before_the_training(tmp_path, capsys, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_recipes_in_turn_start_from_one_another(tmp_path):
     align = write_student_recipe(tmp_path / "align")
     transfer = write_student_recipe(tmp_path / "transfer", kind="transfer")

@@ -88,6 +88,7 @@ class Killing:
         return wait(futures, **options)
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_nothing_of_a_run(tmp_path):
     """A worker trains many runs; pixels of all of them would fill the memory."""
     recipes = write_recipes(tmp_path / "recipes")

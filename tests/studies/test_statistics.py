@@ -73,6 +73,7 @@ def test_equivalence_is_the_worse_of_both_sides():
     assert p_within(values, 0.1) > 0.5
 
 
+@pytest.mark.slow
 def test_power_is_what_simulations_find():
     generator = np.random.default_rng(0)
     found = within = 0

@@ -97,6 +97,7 @@ def test_compiling_keeps_the_names_of_the_weights():
     assert compiled.ema.module._compiled_call_impl is None
 
 
+@pytest.mark.slow
 def test_compiled_training_computes_the_same(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # inductor takes minutes
     short = NANO | {"depths": [1, 1, 1, 1]}

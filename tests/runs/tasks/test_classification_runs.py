@@ -46,6 +46,7 @@ def test_report_is_one_file_with_every_section(run, tmp_path):
     assert "judg" not in page
 
 
+@pytest.mark.slow
 def test_a_report_holds_the_measures_that_it_is_given(run, tmp_path):
     measures = run.evaluate()
     page = run.report(tmp_path / "given.html", measures).read_text()
@@ -181,6 +182,7 @@ def imagenet_v2(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_network_trained_on_imagenet_finds_its_classes_in_imagenet_v2(imagenet_v2, tmp_path, capsys):
     names = sorted({*CLASSES, *(f"n{number:08d}" for number in range(10_000_000, 10_000_997))})
     data = {

@@ -75,6 +75,7 @@ def test_utterances_that_cannot_be_aligned_are_counted(run, tmp_path, few, val, 
     assert all(float(row["train_loss"]) > 0 and float(row["val_loss"]) > 0 for row in curve(folder))
 
 
+@pytest.mark.slow
 def test_transcripts_without_words_or_tokens_are_told(learned, tmp_path, caplog):
     speech = shutil.copytree(learned.parent / "speech" / "val", tmp_path / "speech")
     (listed,) = speech.rglob("*.trans.txt")
@@ -251,6 +252,7 @@ def test_attentions_are_compared_over_seeds(run, tmp_path):
     assert rows[1]["differences"]["softmax"]["count"] == 2
 
 
+@pytest.mark.slow
 def test_a_transducer_learns_and_writes(run, tmp_path):
     data = {"root": str(run.parent / "speech"), "val": ["train"], "batch_size": 2}
     model = {"head": "transducer", "predictor_width": 16}

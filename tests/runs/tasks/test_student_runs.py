@@ -89,6 +89,7 @@ def test_the_accuracy_is_that_of_the_students_own_classifier(task, runs):
     assert run.evaluate()["top1"] == pytest.approx(torch.cat(right).double().mean().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", quick(TASKS, ["alignment"]))
 def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
     elsewhere = tmp_path / "teacher"
