@@ -30,6 +30,7 @@ def run(tmp_path_factory):
     return train_folder(recipe)
 
 
+@pytest.mark.slow
 def test_seven_images_in_two_processes_count_once_and_measure_the_same(run, tmp_path):
     (tmp_path / "eval.py").write_text(IN_TWO_PROCESSES)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -123,6 +123,7 @@ def test_one_process_with_ddp_learns_what_one_without_learns(monkeypatch):
     assert together.nccl_alone("cpu")["difference"] == 0
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_machines_to_lightning_learn_what_one_learns(monkeypatch):
     monkeypatch.setattr(together, "SECONDS", 600)
     both = together.gloo_pair("cpu")
@@ -130,6 +131,7 @@ def test_two_processes_that_are_machines_to_lightning_learn_what_one_learns(monk
     assert both["alone"][2] < both["alone"][0]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_in_its_last_lines(monkeypatch):
     monkeypatch.setattr(together, "SAME", "demo/none")
     with pytest.raises(RuntimeError, match="demo/none"):
