@@ -14,7 +14,7 @@ from evidence.rows import ROOT, Bench, Call
 from evidence.study import add_arguments as add_study
 from evidence.table import GROUPS, chosen
 from linvit.bench.kinds import KINDS
-from linvit.ranges import known
+from linvit.ranges import lookup
 from linvit.runs.folder import RunStoppedError
 from linvit_cli import bench as measuring
 from linvit_cli.parser import whole
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> None:
 def write_pages(options: argparse.Namespace) -> None:
     """Writes the parts of pages that are asked for; figures of speeds only by name, when their form has changed."""
     for name in options.parts or [name for name in PAGES if name != "speeds"]:
-        known("part", name, PAGES)()
+        lookup("part", name, PAGES)()
 
 
 def add_kinds(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from linvit.errors import SettingError
-from linvit.ranges import known, nearest
+from linvit.ranges import lookup, nearest
 
 PACKAGE = Path(__file__).parent
 NETWORKS = PACKAGE / "models" / "networks.json"
@@ -132,7 +132,7 @@ def list_networks(task: str = "classification", family: str | None = None) -> Ro
         raise SettingError(
             f"`family` is {family!r}, but the networks of the task {task!r} have no families: leave it out."
         )
-    known("family", family, dict.fromkeys(sorted(families)))
+    lookup("family", family, dict.fromkeys(sorted(families)))
     return [row for row in rows if row["family"] == family]
 
 
@@ -143,4 +143,4 @@ def caption(task: str) -> str:
 
 def _of_task(task: str) -> Listed:
     stored: dict[str, Listed] = json.loads(NETWORKS.read_text(encoding="utf-8"))
-    return known("task", task, stored)
+    return lookup("task", task, stored)

@@ -213,7 +213,7 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"Unknown {what} {name!r}, expected one of {some_of(known, name)}.{nearest(name, known)}")
 
 
-def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
+def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     """The entry of that name; SettingError, with all names and the nearest, if there is none."""
     if not isinstance(name, str) or name not in table:
         raise SettingError(f"`{argument}` is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")

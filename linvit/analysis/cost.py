@@ -17,7 +17,7 @@ from linvit.arguments import check_dense, check_network
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
-from linvit.ranges import Count, check, known
+from linvit.ranges import Count, check, lookup
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)
@@ -92,7 +92,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
         kwargs: arguments of the backbone.
     """
     check({"framework": str, "backbone": str}, {"framework": framework, "backbone": backbone})
-    known("framework", framework, FRAMEWORKS)
+    lookup("framework", framework, FRAMEWORKS)
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
     network = _backbone(backbone, tuple(sorted(kwargs.items())))
     body, heads = _backbone_cost(network, size), _heads_cost(framework, network.channels, size)

@@ -8,7 +8,7 @@ from linvit.bench import inference, machine, operators, training
 from linvit.bench.clock import exact_float32, using_threads
 from linvit.bench.options import NetworkOptions, OperatorOptions, Options, TrainingOptions
 from linvit.bench.rows import Progress, Report
-from linvit.ranges import check_names, known
+from linvit.ranges import check_names, lookup
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
     Raises ValueError for options that do not exist, WrongResultError if something computes a wrong result.
     """
-    check_names("option", options, [field.name for field in fields(known("kind", kind, KINDS).options)])
+    check_names("option", options, [field.name for field in fields(lookup("kind", kind, KINDS).options)])
     chosen = options_of(kind, options)
     report = new_report(kind, chosen)
     fill(report, chosen, progress or Progress())

@@ -144,7 +144,7 @@ def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
     return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
 
 
-def allow(sentences: Sequence[str], limit: int, argument: str) -> None:
+def warn_or_raise(sentences: Sequence[str], limit: int, argument: str) -> None:
     """Warns of the items that are left out; raises ValueError if they are more than limit, the value of `argument`."""
     collected = _collected.get()
     if collected is not None:

@@ -10,7 +10,7 @@ from linvit.arguments import check_network
 from linvit.errors import SettingError
 from linvit.fusion import care, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
-from linvit.ranges import known
+from linvit.ranges import lookup
 
 EAGER: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
 FORMS: dict[str, Folds] = {"eager": EAGER, "graph": EAGER | graph.FOLDS}
@@ -37,7 +37,7 @@ def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
     Raises ValueError if the model, or a module in it, is in train mode, and for an unknown form.
     """
     check_network("model", model)
-    table = known("form", form, FORMS)
+    table = lookup("form", form, FORMS)
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise SettingError(

@@ -12,7 +12,7 @@ from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import known, nearest
+from linvit.ranges import lookup, nearest
 
 AXES = ("feature_map", "weighting", "normalizer")
 AROUND = ("modulation", "lepe", "rope")
@@ -93,7 +93,7 @@ class Attention2d(AttentionLayer):
         if rope:
             check_turns(width // heads)
         self.rope = rope
-        self.projected, phi = known("modulation", modulation, MODULATIONS)
+        self.projected, phi = lookup("modulation", modulation, MODULATIONS)
         self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulate = phi() if phi is not None else None

@@ -16,7 +16,7 @@ from linvit.errors import SettingError
 from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import Range, known
+from linvit.ranges import Range, lookup
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "none": None,
@@ -112,7 +112,7 @@ class CausalAttention(AttentionLayer):
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
-        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
         if rope and width // heads % 2:
             raise SettingError(
                 f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"

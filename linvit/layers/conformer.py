@@ -18,7 +18,7 @@ from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import known
+from linvit.ranges import lookup
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 SUBSAMPLED = 4  # frames of features per frame of the encoder
@@ -114,7 +114,7 @@ class FrameAttention(AttentionLayer):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
-        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
         phi = None if softmax else phi
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
@@ -180,7 +180,7 @@ class ConvModule(nn.Module):
         self.norm = nn.LayerNorm(width, **dd)
         self.expand = nn.Linear(width, 2 * width, **dd)
         self.depthwise = nn.Conv1d(width, width, kernel, groups=width, **dd)
-        self.conv_norm: nn.Module = known("conv_norm", conv_norm, CONV_NORMS)(width, **dd)
+        self.conv_norm: nn.Module = lookup("conv_norm", conv_norm, CONV_NORMS)(width, **dd)
         self.proj = nn.Linear(width, width, **dd)
 
     def forward(self, x: Tensor, valid: Tensor | None = None, cache: AttentionCache | None = None) -> Tensor:

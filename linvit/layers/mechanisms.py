@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from linvit.ranges import known
+from linvit.ranges import lookup
 
 PLACES = ("maps", "sequences", "images")
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
@@ -107,7 +107,7 @@ def mechanism_of(name: str, place: str | None = None) -> Mechanism:
 
     Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
     """
-    return known("mechanism", name, MECHANISMS if place is None else at(place))
+    return lookup("mechanism", name, MECHANISMS if place is None else at(place))
 
 
 def list_mechanisms(pattern: str = "*") -> list[str]:

@@ -9,7 +9,7 @@ from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.operator import AttentionLayer
-from linvit.ranges import Checked, known
+from linvit.ranges import Checked, lookup
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
@@ -104,7 +104,7 @@ class TokenMixer(Checked, nn.Module):
 
 def _group_widths(width: int, split: str, num_local: int) -> list[int]:
     """Channels of the attended group, then of each local one; one number if every layer reads all channels."""
-    divisor = known("split", split, SHARES)
+    divisor = lookup("split", split, SHARES)
     attended, undivided = divmod(width, divisor)
     if divisor == 1:
         return [width]

@@ -17,7 +17,7 @@ from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard
-from linvit.ranges import Checked, OneOf, known
+from linvit.ranges import Checked, OneOf, lookup
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
@@ -119,7 +119,7 @@ class Operator(Checked, nn.Module):
         if changes.get("normalizer", LEARNED) != LEARNED:
             resolve_normalizer(changes["normalizer"])
         if "weighting" in changes:
-            known("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
+            lookup("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
         self.mechanism, self.heads, self.head_width = mechanism, heads, head_width
         self.causal, self.place = causal, place
         self.fused = use_fused_attn()

@@ -16,7 +16,7 @@ from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import IsA, OneOf, known
+from linvit.ranges import IsA, OneOf, lookup
 
 
 class TokenOptions(TypedDict, total=False):
@@ -277,7 +277,7 @@ class GatedAttention(TokenAttention):
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
-        projected, phi = known("modulation", modulation, MODULATIONS)
+        projected, phi = lookup("modulation", modulation, MODULATIONS)
         if rope:
             check_turns(width // heads)
         self.rope = bool(rope)

@@ -14,7 +14,7 @@ from torch import nn
 from linvit.errors import SettingError, quoted
 from linvit.files import read_checkpoint
 from linvit.models import conformer, dit, sequence
-from linvit.ranges import Range, check, known
+from linvit.ranges import Range, check, lookup
 
 RATES = ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate")
 KNOWN = {**dict.fromkeys(RATES, Annotated[float, Range(0, below=1)] | None), "checkpoint_path": str | Path | None}
@@ -143,7 +143,7 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
     Raises ValueError for an unknown name or argument; the message offers the nearest.
     """
     check({"name": str}, {"name": name})
-    families = FAMILIES.values() if family is None else [known("family", family, FAMILIES)]
+    families = FAMILIES.values() if family is None else [lookup("family", family, FAMILIES)]
     names = {size: entry for entry in families for size in entry.sizes}
     if name not in names:
         plural = " and ".join(entry.plural for entry in families)

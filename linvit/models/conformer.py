@@ -47,7 +47,7 @@ from linvit.layers.conformer import (
 )
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Checked, known
+from linvit.ranges import Checked, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -134,7 +134,7 @@ class Conformer(Checked, nn.Module):
         self.blocks = nn.ModuleList(
             ConformerBlock(width, heads, mechanism, kernel, causal, **options, **dd) for _ in range(depth)
         )
-        self.transduces = known("head", head, HEADS)
+        self.transduces = lookup("head", head, HEADS)
         if self.transduces:
             self.predictor = Predictor(tokens, predictor_width, **dd)
             self.joint = Joint(tokens, width, predictor_width, **dd)

@@ -46,7 +46,7 @@ from linvit.layers.checks import (
 from linvit.layers.grid import Places
 from linvit.layers.mechanisms import at
 from linvit.layers.token_attention import TokenAttention
-from linvit.ranges import Checked, Range, known
+from linvit.ranges import Checked, Range, lookup
 
 FREQUENCIES = 256  # sine and cosine features of the time
 TIMES = 1_000  # steps of the noise process
@@ -214,7 +214,7 @@ def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _check(input_size: int, patch_size: int, width: int, heads: int, mechanism: str, mlp_ratio: float) -> None:
-    known("mechanism", mechanism, at("images"))
+    lookup("mechanism", mechanism, at("images"))
     multiple_of_heads(width, heads)
     if input_size % patch_size:
         raise SettingError(

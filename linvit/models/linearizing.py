@@ -43,7 +43,7 @@ from linvit.models.swap import (
     record,
     swap_attention,
 )
-from linvit.ranges import check, declared, known, nearest
+from linvit.ranges import check, declared, lookup, nearest
 
 KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
 """Arguments of the base with names that "linearized" has too."""
@@ -105,7 +105,7 @@ def linearize(
     """
     check_network("model", model)
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
-    if known("mechanism", mechanism, MECHANISMS).axes is None:
+    if lookup("mechanism", mechanism, MECHANISMS).axes is None:
         raise SettingError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
     student = copy.deepcopy(model)
     kept = {id(module) for module in student.modules()}

@@ -39,7 +39,7 @@ from linvit.layers.checks import (
 )
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Amount, Checked, Range, check, known
+from linvit.ranges import Amount, Checked, Range, check, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
@@ -133,7 +133,7 @@ class Decoder(Checked, nn.Module):
 
         Raises TypeError or ValueError for tokens or documents of the wrong type, shape or range, and an unknown form.
         """
-        known("form", form, dict.fromkeys(FORMS))
+        lookup("form", form, dict.fromkeys(FORMS))
         self._check(tokens)
         if documents is not None:
             check_whole_numbers("documents", documents, tuple(tokens.shape), -(2**63), 2**63 - 1)

@@ -32,7 +32,7 @@ from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
-from linvit.ranges import Range, check, declared, known, nearest
+from linvit.ranges import Range, check, declared, lookup, nearest
 
 NAME = "linearized"
 """timm's name of a network that linearize or swap_attention returned, see linvit.models.linearizing."""
@@ -94,7 +94,7 @@ def swap_attention(
     that the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
-    layer: type = known("mechanism", mechanism, TOKEN_LAYERS)
+    layer: type = lookup("mechanism", mechanism, TOKEN_LAYERS)
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     for key in attention or {}:
         if key not in takes:
@@ -103,7 +103,7 @@ def swap_attention(
                 f"{nearest(key, takes)}"
             )
     options = {"mechanism": mechanism, **(attention or {})}
-    softmax = known("mechanism", options["mechanism"], MECHANISMS).axes is None
+    softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None
     base = rebuilt_from(model)
     slots = slots_of(model)
     if slots is None:

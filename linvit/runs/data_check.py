@@ -17,7 +17,7 @@ from linvit.data.source import Content, Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
 from linvit.errors import refuse
 from linvit.files import user_path
-from linvit.ranges import allows, as_tuple, check, check_names, declared, known
+from linvit.ranges import allows, as_tuple, check, check_names, declared, lookup
 from linvit.runs.progress import tracked
 from linvit.runs.tasks import SOURCES
 
@@ -104,7 +104,7 @@ def check_data(
 def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
     """The settings `data` of a recipe for a folder of data."""
     if format is not None:
-        return known("format", format, RECOGNIZED).found_in(root) or {"name": format, "root": str(root)}
+        return lookup("format", format, RECOGNIZED).found_in(root) or {"name": format, "root": str(root)}
     fitting = _fitting(root)
     names, inside, fallback = list(fitting), list[str](), None
     if not fitting:

@@ -23,7 +23,7 @@ from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.data.text.tokens import decoded_after
 from linvit.errors import SettingError, refuse
 from linvit.models.sequence import Decoder, generate
-from linvit.ranges import Count, checked, known
+from linvit.ranges import Count, checked, lookup
 from linvit.runs.evaluate import HarnessMeasures
 from linvit.runs.progress import tracked
 from linvit.runs.trained import Trained
@@ -151,7 +151,7 @@ def evaluate_tasks(
         if task_data is not None:
             include = folder
             for task in dict.fromkeys(tasks):
-                known("tasks", task, BENCHMARKS)
+                lookup("tasks", task, BENCHMARKS)
                 _write_local_task(task, read_benchmark(task, task_data), Path(folder))
         model = Harness(run, batch_size, weights, progress)
         manager = TaskManager(include_path=include, include_defaults=include is None)

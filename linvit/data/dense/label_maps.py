@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.disk import allow, data_folder, read_lines
+from linvit.data.disk import data_folder, read_lines, warn_or_raise
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side, opened
 from linvit.data.source import Content, Contents, listed, untrained, untransformed
 from linvit.errors import SettingError, refuse
@@ -103,7 +103,7 @@ class MapSource(DenseSource):
     def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
         """The transformed images and maps of "train" or "val"."""
         pairs, unpaired = self.find_pairs(split)
-        allow(unpaired, self.max_corrupt, "max_corrupt")
+        warn_or_raise(unpaired, self.max_corrupt, "max_corrupt")
         return LabelledMaps(pairs, transform, self.read_labels)
 
     def contents(self, split: str) -> Contents:

@@ -24,7 +24,7 @@ from linvit.data.dense.transforms import (
     SHORT_SIDES,
     detection_transform,
 )
-from linvit.data.disk import allow, data_folder
+from linvit.data.disk import data_folder, warn_or_raise
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
 from linvit.data.source import Content, Contents, check_split, of_split, untrained, untransformed
@@ -107,8 +107,8 @@ class ObjectSource(DenseSource):
         """The checked annotations of "train" or "val"; read once."""
         if split not in self._read:
             known = self.read(split, class_names or getattr(self, "class_names", None))
-            allow(known.unusable, self.max_corrupt, "max_corrupt")
-            allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
+            warn_or_raise(known.unusable, self.max_corrupt, "max_corrupt")
+            warn_or_raise(known.complaints, self.max_bad_annotations, "max_bad_annotations")
             if known.clipped:
                 logger.info(
                     "%s: %d boxes that reached beyond their images were cut at the border.", known.path, known.clipped

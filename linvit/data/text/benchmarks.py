@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from linvit.data.disk import check_regular, files_below, read_text
 from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
-from linvit.ranges import Like, OneOf, Range, allows, expected, known
+from linvit.ranges import Like, OneOf, Range, allows, expected, lookup
 
 Row = dict[str, Any]
 HELLASWAG_LINES = 6
@@ -75,7 +75,7 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     ending, four endings. Raises ValueError for an unknown task, a missing folder, no file or several, and a file that
     is damaged or lacks a column, naming its first wrong row.
     """
-    benchmark, folder = known("task", task, BENCHMARKS), Path(folder)
+    benchmark, folder = lookup("task", task, BENCHMARKS), Path(folder)
     if not folder.is_dir():
         raise SettingError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
     paths = _of(benchmark, folder, files_below(folder, READERS))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from linvit.data.disk import allow, none_usable, read_json
+from linvit.data.disk import none_usable, read_json, warn_or_raise
 from linvit.data.source import Source, Workers
 from linvit.data.text.tokens import (
     BYTES,
@@ -138,7 +138,7 @@ class TextSource(Source):
         """Warns of documents that are left out; raises ValueError for more than max_corrupt, or if none is left."""
         if sentences and not documents:
             raise none_usable(sentences, "document")
-        allow(sentences, self.max_corrupt, "max_corrupt")
+        warn_or_raise(sentences, self.max_corrupt, "max_corrupt")
 
     def packed(self, split: str) -> Path:
         """The file of a split's tokens, which is written if it does not exist."""

@@ -26,7 +26,7 @@ from linvit.models.backbone import Backbone
 from linvit.models.by_name import known_arguments
 from linvit.models.family import unwrapped
 from linvit.models.pyramid import Pyramid
-from linvit.ranges import Checked, Filled, known
+from linvit.ranges import Checked, Filled, lookup
 
 STRIDES = (4, 8, 16, 32)
 _FAMILIES = ("linvit.models.care", "linvit.models.mavit", "linvit.models.ravlt")
@@ -167,7 +167,7 @@ class Neck(FeaturePyramidNetwork):
     """
 
     def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none") -> None:
-        super().__init__(list(in_widths), width, known("extra", extra, EXTRA)(in_widths[-1], width))
+        super().__init__(list(in_widths), width, lookup("extra", extra, EXTRA)(in_widths[-1], width))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)

@@ -13,7 +13,7 @@ from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
-from linvit.ranges import check, known, nearest
+from linvit.ranges import check, lookup, nearest
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
@@ -47,7 +47,7 @@ def build_dense(
     four stages.
     """
     check(ARGUMENTS, {"heads": heads, "num_classes": num_classes, "device": device})
-    build = known("framework", framework, FRAMEWORKS)
+    build = lookup("framework", framework, FRAMEWORKS)
     takes = list(inspect.signature(build).parameters)[2:]
     for name in heads or {}:
         if name not in takes:

@@ -18,7 +18,7 @@ from torchvision.ops import box_iou, clip_boxes_to_image, generalized_box_iou_lo
 from linvit.models.dense.anchors import BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import conv_norm_relu
 from linvit.models.dense.inputs import suppressed
-from linvit.ranges import known
+from linvit.ranges import lookup
 
 STRIDES = (4, 8, 16, 32)
 Sizes = list[tuple[int, int]]
@@ -164,7 +164,7 @@ class RegionHeads(nn.Module):
             QualityMatcher(step.overlap, step.overlap, step.overlap if step.low_quality else None) for step in steps
         ]
         self.sampler = BalancedPositiveNegativeSampler(num_regions, 0.25)
-        self.box_loss = known("box_loss", box_loss, _BOX_LOSSES)
+        self.box_loss = lookup("box_loss", box_loss, _BOX_LOSSES)
         self.score_thresh, self.nms_thresh, self.detections_per_img = 0.05, 0.5, 100
 
     def forward(

@@ -3,7 +3,6 @@ import json
 import pytest
 
 from linvit.data.dense.annotations import read_annotations
-from linvit.data.disk import allow
 
 
 def written(folder, **changes):
@@ -82,7 +81,7 @@ def test_class_names_fix_the_order(tmp_path):
 def test_what_is_wrong_with_an_annotation_is_said_with_file_and_id(tmp_path, changes, says):
     known = read_annotations(written(tmp_path, **changes))
     with pytest.raises(ValueError, match=rf"^\S*instances\.json: annotation 1 of image \d+ .*{says}[^\n]*$"):
-        allow(known.complaints, 0, "max_bad_annotations")
+        warn_or_raise(known.complaints, 0, "max_bad_annotations")
     assert known.num_objects == [0, 0]
     assert len(known.of_image(1)) == 1
 
@@ -125,17 +124,17 @@ def test_boxes_are_cut_at_the_border_and_counted_beyond_rounding(tmp_path, bbox,
 
 
 def test_what_is_allowed_is_left_out_and_counted(caplog):
-    allow(["a.", "b."], 2, "max_bad_annotations")
+    warn_or_raise(["a.", "b."], 2, "max_bad_annotations")
     assert caplog.messages == ["Left out (2 of at most 2): a.\n  b."]
     with pytest.raises(ValueError, match=r"^a\. More than `max_bad_annotations`=1\.\n  b\.$"):
-        allow(["a.", "b."], 1, "max_bad_annotations")
+        warn_or_raise(["a.", "b."], 1, "max_bad_annotations")
 
 
 def test_of_many_complaints_five_are_named_and_the_rest_counted(caplog):
     complaints = [f"{number}." for number in range(12)]
     named = "0.{}\n  1.\n  2.\n  3.\n  4.\n  and 7 more."
-    allow(complaints, 12, "max_corrupt")
+    warn_or_raise(complaints, 12, "max_corrupt")
     assert caplog.messages == ["Left out (12 of at most 12): " + named.format("")]
     with pytest.raises(ValueError, match="more") as raised:
-        allow(complaints, 3, "max_corrupt")
+        warn_or_raise(complaints, 3, "max_corrupt")
     assert str(raised.value) == named.format(" More than `max_corrupt`=3.")
