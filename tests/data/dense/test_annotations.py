@@ -3,6 +3,7 @@ import json
 import pytest
 
 from linvit.data.dense.annotations import read_annotations
+from linvit.data.disk import warn_or_raise
 
 
 def written(folder, **changes):
