@@ -35,7 +35,7 @@ BUDGETS = {
     "models": 195,
     "ops": 95,
     "parallel": 10,
-    "runs": 620,
+    "runs": 685,
     "streaming": 40,
     "studies": 30,
     "tasks": 30,

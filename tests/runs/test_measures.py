@@ -12,7 +12,7 @@ from tiny_students import write_student_recipe
 import linvit
 from linvit.analysis.run_figures import training_curve
 from linvit.runs.tasks import RUNS
-from linvit.tasks import generated
+from linvit.tasks import sampling
 from linvit.tasks.measures import Measure, column
 
 FEW = {"max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
@@ -48,7 +48,7 @@ def write_one(task, folder):
 def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_declares(
     task, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(generated, "EPOCHS", 1)
+    monkeypatch.setattr(sampling, "EPOCHS", 1)
     run = linvit.train(write_one(task, tmp_path), progress=True)
     line = capsys.readouterr().out.splitlines()[-1]
     for name in run.task.headline:

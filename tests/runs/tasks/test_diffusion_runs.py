@@ -19,14 +19,14 @@ from linvit.runs import load_run, train
 from linvit.runs.tasks.diffusion import _class_number
 from linvit.runs.training import train_folder
 from linvit.studies.pool import last_measures
-from linvit.tasks import generated
+from linvit.tasks import sampling
 from linvit_cli import main
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_classifier():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "EPOCHS", 1)
+        patch.setattr(sampling, "EPOCHS", 1)
         yield
 
 
@@ -69,7 +69,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
-    monkeypatch.setattr(generated, "EPOCHS", 0)  # an untrained classifier would give other figures
+    monkeypatch.setattr(sampling, "EPOCHS", 0)  # an untrained classifier would give other figures
     measures = load_run(run / "checkpoints" / "last.ckpt").evaluate()
     last = curve(run)[-1]
     for name, value in measures.items():
@@ -197,7 +197,7 @@ def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monk
 
 def test_a_damaged_classifier_is_named(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "copy")
-    (folder / generated.FILE).write_bytes(b"damaged")
+    (folder / sampling.FILE).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"classifier\.safetensors is damaged or belongs to other data"):
         load_run(folder).evaluate()
 
