@@ -1,6 +1,7 @@
 """Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +9,13 @@ from torch import Tensor, nn
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_tensors(tensors: Mapping[str, object]) -> None:
+def check_tensors(tensors: Mapping[str, Any]) -> None:
     """Raise TypeError unless all are tensors, ValueError unless they are dense and on the device of the first."""
+    first, here = next(iter(tensors.items()))
     for name, x in tensors.items():
         check_dense(name, x)
-    (first, here), *others = tensors.items()
-    for name, x in others:
-        if x.device != here.device:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"`{name}` is on {x.device} and `{first}` on {here.device}, expected one device: move one"  # type: ignore[attr-defined]
-            )
+        if x.device != here.device:
+            raise ValueError(f"`{name}` is on {x.device} and `{first}` on {here.device}, expected one device: move one")
 
 
 def check_dense(name: str, x: object) -> None:

@@ -21,6 +21,6 @@ def test_every_mistake_has_its_place_and_its_tests():
             faults.append(f"{name}: {error}")
         for test in mutant["tests"]:
             file, _, function = test.partition("::")
-            if not (ROOT / file).exists() or f"def {function}(" not in (ROOT / file).read_text() + "def (":
+            if not (ROOT / file).exists() or (function and f"def {function}(" not in (ROOT / file).read_text()):
                 faults.append(f"{name}: there is no {test}")
     assert faults == []

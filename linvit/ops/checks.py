@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def check_call(
         TypeError: for an argument of the wrong type.
         ValueError: for tensors and options that do not fit together.
     """
-    tensors: dict[str, object] = {"query": query, "key": key, "value": value}
+    tensors: dict[str, Any] = {"query": query, "key": key, "value": value}
     if not isinstance(weighting, str):
         if not isinstance(weighting, Tensor):
             raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
