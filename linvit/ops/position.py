@@ -86,7 +86,7 @@ def rotary_2d(
     height, breadth = size
     _check(dtype, device, 4, (height, breadth, first_row), size=size, width=width, first_row=first_row)
     rows = cols = _table(_angles(height, width // 4, first_row, dtype, device, endpoint), factor)
-    if is_traced() or height != breadth or first_row:
+    if is_traced() or factor is not None or height != breadth or first_row:
         cols = _table(_angles(breadth, width // 4, 0, dtype, device, endpoint), factor)
     grid = (height, breadth, -1)
     cos, sin = (
