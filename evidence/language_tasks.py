@@ -8,7 +8,7 @@ from typing import Any
 from linvit.analysis.markdown import check_marks, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import short_commit
 from linvit.runs import load_run
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.studies.comparison import Say, silent
 from linvit.studies.pool import Ledger
 

@@ -11,7 +11,7 @@ from evidence.rows import EVIDENCE
 from linvit.analysis.markdown import markdown_table, replace_between_marks
 from linvit.bundled import bundled_files, header
 from linvit.models.published import ROWS
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 
 PAGE = EVIDENCE / "reproduce.md"
 ITEMS: dict[str, list[list[str]]] = yaml.safe_load(Path(__file__).with_name("reproduce.yaml").read_text("utf-8"))

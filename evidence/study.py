@@ -14,7 +14,7 @@ from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
 from linvit.files import LAST, user_path
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.studies.comparison import Candidate, Cell, Plan, Say, check_shared, silent
 from linvit.studies.inside import of_run
 from linvit.studies.pool import Ledger

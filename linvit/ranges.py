@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from linvit.errors import SettingError, quoted
 
@@ -25,6 +25,7 @@ Entry = TypeVar("Entry")
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 LISTED, NEAREST = 12, 3
+HIGHEST = 2**53  # of numbers: beyond it a float no longer holds every integer
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -182,9 +183,11 @@ def declared(kind: type) -> Mapping[str, Any]:
     return {name: p.annotation for name, p in arguments(kind).items()}
 
 
-def required(kind: type) -> list[str]:
-    """The names of a class's arguments that have no default."""
-    return [name for name, p in arguments(kind).items() if p.default is p.empty]
+def completed(parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, and the defaults of the parameters that they leave out; SettingError for a value not allowed."""
+    check({name: p.annotation for name, p in parameters.items()}, values)
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    return {**defaults, **values}
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
@@ -299,6 +302,40 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
         return f"a list of {expected(inner[0], many=True)}"
     kind = origin or annotation
     return WORDS.get(kind, (str(kind), str(kind)))[many]
+
+
+def plain(value: Any) -> Any:
+    """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
+
+    Tuples become lists, paths text, numbers of other libraries Python's own.
+    """
+    try:
+        return _plain(value, "")
+    except RecursionError as error:
+        raise ValueError("The values are nested too deeply: write them flatter.") from error
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Real):
+        if not abs(cast(float, value)) <= HIGHEST:
+            raise ValueError(f"{key} is {quoted(value)}, expected a number from -2^53 to 2^53: change it.")
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                where = f" below {key}" if key else ""
+                raise ValueError(f"The recipe has the key {quoted(name)}{where}, expected text: put it in quotes.")
+        return {name: _plain(item, f"{key}.{name}" if key else name) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(item, key) for item in value]
+    raise ValueError(
+        f"{key or 'The recipe'} is {quoted(value)}, a {type(value).__name__}, expected a number, text, a list or a"
+        " mapping: change it."
+    )
 
 
 def as_tuple(value: Any) -> Any:

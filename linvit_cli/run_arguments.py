@@ -137,7 +137,7 @@ def data_settings(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises ValueError for a value that is not YAML, and for a setting that is given twice.
     """
-    from linvit.runs.recipe import parsed_override
+    from linvit.runs.recipe_values import parsed_override
 
     settings: dict[str, Any] = {}
     for override in overrides:

@@ -27,21 +27,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
-    if options.print_config:
-        from linvit.runs.recipe import Recipe, read_recipe
-        from linvit.runs.yaml_text import dump_yaml
+    from linvit.runs.recipe import Recipe
+    from linvit.runs.recipe_values import dump_yaml, read_recipe
 
-        resolved = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe).resolved()
-        show(dump_yaml(resolved).rstrip("\n"))
+    overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
+    recipe = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe)
+    if options.print_config:
+        show(dump_yaml(recipe.resolved()).rstrip("\n"))
         return 0
     from lightning.pytorch.utilities import rank_zero_only
 
-    from linvit.runs.training import train_folder
+    from linvit.runs.training import train_recipe
 
-    folder = train_folder(
-        options.recipe, overrides, resume=options.resume, progress=True, trust_recipe=options.trust_recipe
-    )
+    folder = train_recipe(recipe, resume=options.resume, progress=True)
     written = ", ".join(sorted(path.name for path in (folder / "checkpoints").glob("*.ckpt")))
     done = f"Done: checkpoints ({written}) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
     rank_zero_only(show)(done)

@@ -12,7 +12,7 @@ from linvit.bundled import header
 from linvit.models.by_name import create_classifier
 from linvit.models.published import ROWS
 from linvit.runs.listing import compare_recipes
-from linvit.runs.recipe import base_of, read_recipe
+from linvit.runs.recipe_values import base_of, read_recipe
 from linvit.runs.training import train_folder
 from linvit_cli import main
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from test_papers_recipes import stochastic_depth
 
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 
 DENSE = Path(__file__).parents[1] / "recipes" / "dense"
 ALL, LONG = ("tiny", "small", "base", "large"), ("small", "base", "large")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.runs.training import train_folder
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "linearize"

@@ -8,7 +8,8 @@ from imagenet_folder import write_imagenet
 
 from linvit.bundled import header
 from linvit.models.published import ROWS
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule
 
 MECHANISMS = Path(__file__).parents[1] / "recipes" / "mechanisms"

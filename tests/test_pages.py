@@ -11,7 +11,8 @@ import pytest
 
 from linvit.bundled import bundled_files
 from linvit.ranges import declared
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.runs.tasks import RUNS, SOURCES
 from linvit_cli import _parser, parse
 from linvit_cli.run_arguments import recipe_overrides

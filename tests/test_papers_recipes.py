@@ -14,7 +14,8 @@ from linvit.data.images import ImageFolder
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import create_classifier
 from linvit.models.published import PUBLISHED, ROWS
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"

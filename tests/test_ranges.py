@@ -11,7 +11,8 @@ import pytest
 from lightning.pytorch import Trainer
 
 from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected
-from linvit.runs.recipe import SETTINGS, TOP, TRAINER, Recipe, merge, parsed_override
+from linvit.runs.recipe import SETTINGS, TOP, TRAINER, Recipe
+from linvit.runs.recipe_values import merge, parsed_override
 from linvit.runs.tasks import RUNS, SOURCES
 from linvit.runs.trainer import RANGES
 

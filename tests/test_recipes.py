@@ -8,10 +8,10 @@ import torch
 
 from linvit.bundled import header
 from linvit.models.published import ROWS
-from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import base_of, dump_yaml, load_yaml, merge, read_recipe
 from linvit.runs.tasks import RUNS
 from linvit.runs.training import train_folder
-from linvit.runs.yaml_text import dump_yaml, load_yaml
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))

@@ -16,7 +16,8 @@ from evidence.__main__ import arguments
 from linvit.bench import kinds
 from linvit.bundled import bundled_files, list_networks
 from linvit.models.published import PUBLISHED
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit_cli import _parser, parse
 from linvit_cli.run_arguments import recipe_overrides
 

@@ -17,7 +17,7 @@ from model_cards import BIBTEX, network_card
 
 from linvit.analysis.markdown import markdown_rows, markdown_table
 from linvit.bundled import bundled_files, caption, header, list_networks
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.runs.tasks import RUNS
 from linvit_cli import _parser
 from linvit_cli.commands import GROUPS

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from linvit.analysis.markdown import markdown_table
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 
 WARM_UP = 4
 RECIPES = [Path("recipes/linearize") / f"dinov2_base_{step}.yaml" for step in ("align", "transfer")]

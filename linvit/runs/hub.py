@@ -25,8 +25,8 @@ from linvit.errors import SettingError
 from linvit.files import reason_of, replacing, write_csv, write_json, write_text
 from linvit.released import write_weights
 from linvit.runs.folder import METRICS, RECIPE
+from linvit.runs.recipe_values import dump_yaml
 from linvit.runs.weight_file import Origin, card, creation, header
-from linvit.runs.yaml_text import dump_yaml
 
 CARD, HUB_CONFIG, HUB_WEIGHTS = "README.md", "config.json", "model.safetensors"
 STUB = Path(__file__).with_name("modeling_linvit.py")

@@ -11,7 +11,7 @@ from linvit.bundled import Rows, files_below, header, shown_name
 from linvit.errors import keys_of, refuse
 from linvit.models.by_name import create_classifier
 from linvit.runs.progress import tracked
-from linvit.runs.recipe import base_of, read_recipe
+from linvit.runs.recipe_values import base_of, read_recipe
 
 
 def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:

@@ -27,7 +27,7 @@ from linvit.errors import SettingError, refuse
 from linvit.files import BEST, LAST, read_checkpoint, reason_of, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model, create_classifier
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import allows, as_tuple, check
+from linvit.ranges import allows, as_tuple, check, plain
 from linvit.released import load_released
 from linvit.runs.exported import (
     ExportedConformer,
@@ -45,7 +45,6 @@ from linvit.runs.tasks.classification import ClassificationRun
 from linvit.runs.tasks.detection import DetectionRun
 from linvit.runs.tasks.segmentation import SegmentationRun
 from linvit.runs.trained import classifier_parts
-from linvit.runs.yaml_text import plain
 
 ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
 

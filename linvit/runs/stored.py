@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError, keys_of
 from linvit.files import read_checkpoint, reason_of
-from linvit.ranges import Amount, Count, OneOf, as_tuple, check, check_names, declared, required
+from linvit.ranges import Amount, Count, OneOf, as_tuple, check, check_names, declared, plain
 from linvit.runs.recipe import SETTINGS
 from linvit.runs.run import Run
 from linvit.runs.tasks import RUNS
-from linvit.runs.yaml_text import plain
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")

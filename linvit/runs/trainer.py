@@ -41,7 +41,6 @@ from linvit.ranges import (
     check_names,
     declared,
     nearest,
-    required,
 )
 
 LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
@@ -113,6 +112,12 @@ RANGES: Mapping[str, Any] = {
     "val_check_interval": Count | Annotated[float, Range(above=0, most=1)] | Duration | None,
 }
 """The values of the group trainer of a recipe, by argument of Lightning's trainer; others are refused by Lightning."""
+TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+"""Defaults of linvit in place of Lightning's."""
+PARAMETERS = {
+    name: p.replace(annotation=RANGES[name], default=TRAINER.get(name, p.default))
+    for name, p in arguments(Trainer).items()
+}
 
 
 @contextmanager
@@ -189,12 +194,15 @@ class Component:
 
 
 def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
-    """The values of a recipe's group trainer that name classes: a Component or a list of them for each such key."""
+    """The values of a recipe's group trainer that name classes, as a Component or a list of them for each such key.
+
+    Other values are left to the ranges of the group.
+    """
     chosen: dict[str, Any] = {}
     for key, kinds in KINDS.items():
         value, path = trainer.get(key), f"trainer.{key}"
         if isinstance(value, list):
-            chosen[key] = [_component(path, item, kinds, trusted) for item in value]
+            chosen[key] = [_component(path, item, kinds, trusted) for item in value if isinstance(item, str | dict)]
         elif isinstance(value, dict) or (isinstance(value, str) and key in ("callbacks", "logger", "plugins")):
             chosen[key] = _component(path, value, kinds, trusted)
     return chosen
@@ -209,36 +217,34 @@ def created(value: Any, folder: Path) -> Any:
 
 def _component(key: str, named: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
     named = {"class_path": named} if isinstance(named, str) else named
-    check_names(f"key in {key}", named, ("class_path", "init_args"))
-    with keys_of(key):
-        check({"init_args": dict | None}, named)
-    settings = named.get("init_args") or {}
-    kind = _class(key, named.get("class_path"), kinds, trusted)
-    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
-        check_names(f"argument of {kind.__name__}", settings, arguments(kind))
-    with keys_of(f"{key}.init_args"):
-        check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
-    missing = next((name for name in required(kind) if name not in (*settings, "save_dir")), None)
+    kind, settings = _class(key, named.get("class_path"), kinds, trusted), named.get("init_args") or {}
+    if not isinstance(settings, dict):
+        raise SettingError.of(f"{key}.init_args", settings, "a mapping")
     if not trusted:
         _check_inside(key, settings)
+    nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
+    made = {name: _component(f"{key}.{name}", value, EVERY, trusted) for name, value in nested.items()}
+    parameters = arguments(kind)
+    required = [name for name, p in parameters.items() if p.default is p.empty and name != "save_dir"]
+    missing = [name for name in required if name not in settings]
+    check_names(f"key in {key}", named, ("class_path", "init_args"))
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
+        check_names(f"argument of {kind.__name__}", settings, parameters)
+    with keys_of(f"{key}.init_args"):
+        check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
     offline = kind is loggers.WandbLogger and settings.get("offline") is True
     local = issubclass(kind, LOCAL_LOGGERS) or (
         settings.keys() <= LOCAL_ARGUMENTS.get(kind, set()) and (offline or kind is loggers.MLFlowLogger)
     )
     advice = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
     refuse(
-        missing is not None and f"{key}: {kind.__name__} needs {missing}: add it to its init_args.",
+        missing and f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.",
         not trusted
         and issubclass(kind, loggers.Logger)
         and not local
         and f"{key} names {named['class_path']}, which may send measures to a server: {advice}{TRUSTED}.",
     )
-    nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
-    return Component(
-        key,
-        kind,
-        settings | {name: _component(f"{key}.{name}", value, EVERY, trusted) for name, value in nested.items()},
-    )
+    return Component(key, kind, settings | made)
 
 
 def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:

@@ -36,12 +36,12 @@ from linvit.runs.folder import (
 )
 from linvit.runs.loading import load_run
 from linvit.runs.progress import bars, quiet_lightning, say
-from linvit.runs.recipe import Overrides, Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import Overrides, dump_yaml, publishable, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
-from linvit.runs.yaml_text import dump_yaml, publishable
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
@@ -103,17 +103,11 @@ def train_in_turn(
     repeated = next((folder for folder in folders if folders.count(folder) > 1), None)
     if repeated is not None:
         raise SettingError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
-    before: Path | None = None
-    for recipe, values in zip(recipes, checked, strict=True):
-        started = overrides
-        if before is not None and not values.values["init"]:
-            if isinstance(overrides, Mapping):
-                started = {**overrides, "init": str(before)}
-            else:
-                started = [*overrides, f"init={before}"]
-        before = train_folder(recipe, started, resume=True, progress=progress, trust_recipe=trust_recipe)
-    assert before is not None
-    return load_run(before)
+    for number, recipe in enumerate(checked):
+        if number and not recipe.values["init"]:
+            recipe.values["init"] = str(folders[number - 1])
+        train_recipe(recipe, resume=True, progress=progress)
+    return load_run(folders[-1])
 
 
 def train_folder(
@@ -132,36 +126,43 @@ def train_folder(
     if folder is not None:
         values["folder"] = str(folder)
     checked = Recipe(values, trust=trust_recipe)
-    checked.check_machine()
-    target = checked.folder
+    return train_recipe(checked, resume=resume, progress=progress, callbacks=callbacks)
+
+
+def train_recipe(
+    recipe: Recipe, *, resume: bool = False, progress: bool = False, callbacks: Sequence[Callback] = ()
+) -> Path:
+    """Like `train_folder`, of a recipe that has been checked."""
+    recipe.check_machine()
+    target, values = recipe.folder, recipe.resolved()
     last = target / "checkpoints" / LAST
     if target.exists() and not target.is_dir():
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         before = read_resumable(last) if resume and last.exists() else None
-        task, source = checked.build()
+        task, source = recipe.build()
         if before:
-            _check_same_run(before, checked, target)
-        elif checked.values["init"]:
-            start = start_weights(checked.values["init"])
+            _check_same_run(before, recipe, target)
+        elif values["init"]:
+            start = start_weights(values["init"])
             line = task.start_from(start)
             names = recorded(str(start)).get("class_names", source.class_names)
             if line.endswith(" included.") and list(names) != list(source.class_names):
                 line = f"{line.rpartition(', ')[0]}."  # without "classifier included"
                 logger.warning(
                     "The classifier of %s is kept, although its classes are %s and those of the data %s.",
-                    checked.values["init"],
+                    values["init"],
                     listed(names),
                     listed(source.class_names),
                 )
             if progress and first:
                 say(line)
-        trainer = _trainer(checked, source, target, progress, callbacks)
+        trainer = _trainer(recipe, source, target, progress, callbacks)
         if first:
-            write_text(target / RECIPE, dump_yaml(checked.resolved()))
+            write_text(target / RECIPE, dump_yaml(values))
             environment.append(target / ENVIRONMENT, environment.describe(trainer.num_devices, trainer.world_size))
-            _tell_loggers(trainer.loggers[1:], checked)
+            _tell_loggers(trainer.loggers[1:], values)
         _fit(trainer, task, source, last, last if before else None)
     return target
 
@@ -193,11 +194,11 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
     )
 
 
-def _tell_loggers(loggers: Sequence[Logger], recipe: Recipe) -> None:
+def _tell_loggers(loggers: Sequence[Logger], values: Mapping[str, Any]) -> None:
     """Gives the recipe, without paths, to the loggers that it names."""
     for chosen in loggers:
         try:
-            chosen.log_hyperparams(publishable(recipe.resolved()))
+            chosen.log_hyperparams(publishable(values))
         except Exception as error:  # what it raises depends on its package
             raise SettingError(f"`logger`: {type(chosen).__name__} cannot start ({reason_of(error)}).") from error
 
@@ -278,18 +279,18 @@ def _rank() -> int:
     return getattr(rank_zero_only, "rank", 0)
 
 
-def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> None:
+def _check_same_run(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change.
 
     Settings of the task that are newer than the run had their defaults then.
     """
-    recipe = checked.resolved()
-    newer = {"task": {name: p.default for name, p in arguments(checked.run_class.task_class).items()}}
+    values = recipe.resolved()
+    newer = {"task": {name: p.default for name, p in arguments(recipe.run_class.task_class).items()}}
     newer["distillation"] = asdict(Distillation())
     for section in SAME:
         old, now = (
-            {section: values} if section == "seed" else values or {}
-            for values in (before.get(section), recipe.get(section))
+            {section: of_section} if section == "seed" else of_section or {}
+            for of_section in (before.get(section), values.get(section))
         )
         old = {key: value for key, value in newer.get(section, {}).items() if key in now} | old
         for key in sorted({*old, *now} - FREE):

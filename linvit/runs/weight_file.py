@@ -19,8 +19,8 @@ from linvit.models.by_name import bundled_weights
 from linvit.released import rounded, write_weights
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.folder import ENVIRONMENT
+from linvit.runs.recipe_values import dump_yaml, publishable
 from linvit.runs.run import Run
-from linvit.runs.yaml_text import dump_yaml, publishable
 from linvit.tasks.classification import Classification
 
 PLACES = {"root", "batch_size", "num_workers"}

@@ -18,7 +18,8 @@ from linvit.data.source import Source
 from linvit.errors import SettingError
 from linvit.files import check_writable, user_path
 from linvit.ranges import Count, Seed, Some, check
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.studies.pool import Ledger, Training, remaining, run_all
 from linvit.studies.table import Comparison, Estimate, Row, estimate, holm, paired
 from linvit.tasks.measures import Measure

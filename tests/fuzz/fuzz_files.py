@@ -20,7 +20,7 @@ from hostile import coco_content, png_header
 from hypothesis import strategies as st
 from PIL import Image
 
-from linvit.runs.recipe import merge
+from linvit.runs.recipe_values import merge
 
 
 def places(value: Any, path: tuple[Any, ...] = (), depth: int = 4) -> list[tuple[Any, ...]]:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from images_by_class import write_classes
 from tiny_run import TINY
 
-from linvit.runs.recipe import Recipe, merge, parsed_override
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import merge, parsed_override
 
 ONE_STEP = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
 FEW = {"held_out": 0.03}  # so that evaluations take no time

@@ -10,7 +10,7 @@ from test_all_models import create, image, visible
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.tasks.optimization import Optimizer
 
 ROOT = Path(__file__).parents[2] / "recipes"

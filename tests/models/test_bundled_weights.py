@@ -15,7 +15,8 @@ from linvit.data.images.image import Preprocessing
 from linvit.data.images.small import Cifar
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.family import CIFAR10
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["care_nano.cifar10", "mavit_nano.cifar10", "ravlt_nano.cifar10"]

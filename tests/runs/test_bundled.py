@@ -3,7 +3,7 @@ import pytest
 from linvit import bundled
 from linvit.bundled import bundled_files, files_below, find_recipe, recipes, shown_name
 from linvit.runs.listing import compare_recipes
-from linvit.runs.recipe import read_recipe
+from linvit.runs.recipe_values import read_recipe
 from linvit.studies import compare
 
 DIGITS = "demo/ravlt_nano_digits"

@@ -8,7 +8,8 @@ from images_by_class import write_classes
 from linvit.analysis.cost import Cost
 from linvit.runs import load_run, new_recipe, own_images, train
 from linvit.runs.own_images import GIB, _batch_size
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 
 SHORT = [
     "trainer.max_epochs=1",

@@ -1,6 +1,6 @@
 import pytest
 
-from linvit.runs.yaml_text import publishable
+from linvit.runs.recipe_values import publishable
 
 
 def test_paths_are_left_out_at_any_depth():

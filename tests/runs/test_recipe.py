@@ -5,7 +5,8 @@ import sys
 import pytest
 from tiny_run import write_recipe
 
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 
 # another library may name the union of the two first, in the other order, which typing then keeps
 PROBE = """
@@ -13,7 +14,7 @@ import typing
 typing.Optional[typing.Union[float, int]]
 import sys
 from linvit.runs import load_run, train
-from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.recipe import Recipe
 recipe = Recipe(read_recipe(sys.argv[1]))
 given = recipe.trainer(logger=False), recipe.resolved()["trainer"]
 print([repr(value) for value in (given[0].limit_train_batches, given[1]["limit_train_batches"])])

@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from tiny_run import write_recipe
 
 from linvit.models.by_name import check_model, create_classifier
-from linvit.runs.recipe import Recipe, merge, parsed_override, read_recipe
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import dump_yaml, load_yaml, merge, parsed_override, read_recipe
 from linvit.runs.training import train_folder
-from linvit.runs.yaml_text import dump_yaml, load_yaml
 
 VALUES = {"model": {"name": "ravlt_nano"}, "data": {"name": "digits"}, "folder": "runs/x"}
 RAW = re.compile(r"Parser key|Union|subtypes|ArgumentError|typing\.|<class|collections\.abc|\bNone\b")

@@ -1,23 +1,97 @@
-"""The YAML of recipes: UTF-8, without tags, with unique text keys; and which of its values may leave the machine."""
+"""The values of a recipe: YAML without tags and with unique text keys, over those of its `base`, under overrides.
+
+Also which of them may leave the machine.
+"""
 
 import copy
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
+from linvit.bundled import find_recipe
 from linvit.data.disk import read_text
-from linvit.errors import quoted, refuse
+from linvit.errors import SettingError, quoted, refuse
 
 LARGEST = 2**20  # bytes
-HIGHEST = 2**53  # of numbers: beyond it a float no longer holds every integer
+DEEPEST = 16  # keys of keys in an override
 STANDARD = "tag:yaml.org,2002:"
 TEXT, MERGE = f"{STANDARD}str", f"{STANDARD}merge"
 HASH = "\ue000"  # replaces # in an override, where # does not begin a comment
+Overrides = Mapping[str, Any] | Sequence[str]
+
+
+def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
+    """The values of a recipe, merged over those of its `base` file and under the overrides.
+
+    path: a file, or the name of a bundled recipe. overrides: `key.key=value` strings, or a mapping from dotted keys to
+    values. A base may have a base in turn, each path relative to the file that names it.
+    """
+    path = find_recipe(path)
+    layers: list[dict[str, Any]] = []  # this file, its base, and so on
+    seen: list[Path] = []
+    below: Path | None = path
+    while below is not None:
+        if below.resolve() in seen:
+            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
+        layers.append(read_yaml(below))
+        seen.append(below.resolve())
+        below = base_of(below, layers[-1])
+    values: dict[str, Any] = {}
+    for layer in reversed(layers):
+        values = merge(values, layer)
+    values.pop("base", None)
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides):
+        if not isinstance(key, str) or key.count(".") > DEEPEST:
+            raise ValueError(f"The override {quoted(key)} names no key: write one such as trainer.max_epochs.")
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        values = merge(values, value)
+    values.setdefault("folder", str(Path("runs") / path.stem))
+    return values
+
+
+def base_of(path: Path, values: Mapping[str, Any] | None = None) -> Path | None:
+    """The file that a recipe builds on, None if it names none. values: those of the file, if it has been read."""
+    base = (read_yaml(path) if values is None else values).get("base")
+    if base is not None and not isinstance(base, str):
+        raise SettingError(
+            f"The `base` of the recipe {path} is {quoted(base)}, expected the path of a recipe: correct it."
+        )
+    return None if base is None else Path(os.path.normpath(path.parent / base))
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A new nested dictionary: above's values win, key by key; under another `name` a group keeps its other keys."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = merge(under, value) if isinstance(value, Mapping) and isinstance(under, Mapping) else value
+    return merged
+
+
+def overrides(values: Mapping[str, Any], key: str = "") -> list[str]:
+    """Nested values as `key.key=value` strings, the inverse of `parsed_override`."""
+    if isinstance(values, Mapping) and (values or not key):
+        return [line for name, value in values.items() for line in overrides(value, f"{key}.{name}" if key else name)]
+    return [f"{key}={json.dumps(values)}"]
+
+
+def parsed_override(override: str) -> tuple[str, Any]:
+    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for any other form."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"The override {override!r} has no value: write key=value, trainer.max_epochs=3 for example.")
+    try:
+        return key, _with_hashes(load_yaml(text.replace("#", HASH)))  # no # begins a comment
+    except ValueError as error:
+        raise ValueError(
+            f"The value of the override {quoted(override)} is not valid YAML ({error}): correct it."
+        ) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -53,11 +127,6 @@ def load_yaml(text: str) -> Any:
         raise ValueError(" ".join(reason.split())) from error
 
 
-def load_value(text: str) -> Any:
-    """The value of an override, in which # begins no comment."""
-    return _with_hashes(load_yaml(text.replace("#", HASH)))
-
-
 def dump_yaml(values: Mapping[str, Any]) -> str:
     """The YAML that `load_yaml` reads as these values, keys in their order."""
     text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -70,40 +139,6 @@ def _with_hashes(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_hashes(item) for item in value]
     return value.replace(HASH, "#") if isinstance(value, str) else value
-
-
-def plain(value: Any) -> Any:
-    """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
-
-    Tuples become lists, paths text, numbers of other libraries Python's own.
-    """
-    try:
-        return _plain(value, "")
-    except RecursionError as error:
-        raise ValueError("The values are nested too deeply: write them flatter.") from error
-
-
-def _plain(value: Any, key: str) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str | os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Real):
-        if not abs(cast(float, value)) <= HIGHEST:
-            raise ValueError(f"{key} is {quoted(value)}, expected a number from -2^53 to 2^53: change it.")
-        return int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, Mapping):
-        for name in value:
-            if not isinstance(name, str):
-                where = f" below {key}" if key else ""
-                raise ValueError(f"The recipe has the key {quoted(name)}{where}, expected text: put it in quotes.")
-        return {name: _plain(item, f"{key}.{name}" if key else name) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(item, key) for item in value]
-    raise ValueError(
-        f"{key or 'The recipe'} is {quoted(value)}, a {type(value).__name__}, expected a number, text, a list or a"
-        " mapping: change it."
-    )
 
 
 class _Loader(yaml.SafeLoader):
