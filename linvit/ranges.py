@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -183,9 +183,9 @@ def declared(kind: type) -> Mapping[str, Any]:
     return {name: p.annotation for name, p in arguments(kind).items()}
 
 
-def completed(parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+def completed(parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any], group: str) -> dict[str, Any]:
     """The values, and the defaults of the parameters that they leave out; SettingError for a value not allowed."""
-    check({name: p.annotation for name, p in parameters.items()}, values)
+    check({name: p.annotation for name, p in parameters.items()}, values, group)
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     return {**defaults, **values}
 
@@ -219,20 +219,29 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     """The entry of that name; SettingError, with all names and the nearest, if there is none."""
     if not isinstance(name, str) or name not in table:
-        raise SettingError(f"`{argument}` is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
+        word = argument if "." in argument else f"`{argument}`"
+        raise SettingError(f"{word} is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
     return table[name]
 
 
-def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value that its annotation does not allow; names without one are not checked.
+def check(kind: type | Mapping[str, Any], values: Mapping[str, Any], group: str = "") -> None:
+    """Raises SettingError for the first value that its annotation does not allow; names without one are not checked.
 
-    kind: a class, or annotations by name.
+    kind: a class, or annotations by name. group: of a recipe, to which the names belong.
     """
     annotations = kind if isinstance(kind, Mapping) else declared(kind)
     for name, value in values.items():
         annotation = annotations.get(name, Any)
         if not allows(annotation, value):
-            raise SettingError.of(name, value, expected(annotation, got=value))
+            raise SettingError.of(f"{group}.{name}" if group else name, value, expected(annotation, got=value))
+
+
+def check_entries(annotations: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+    """Raises ValueError for an entry that is missing, or whose value its annotation does not allow."""
+    missing = [name for name in annotations if name not in entries]
+    if missing:
+        raise ValueError(f"the entry {missing[0]!r} is missing")
+    check(annotations, entries)
 
 
 def checked(verb: Callable[Options, Result]) -> Callable[Options, Result]:
@@ -345,7 +354,11 @@ def as_tuple(value: Any) -> Any:
 
 @functools.cache
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    made = (
+        {f.name: f.default_factory() for f in fields(kind) if callable(f.default_factory)} if is_dataclass(kind) else {}
+    )
+    return [p.replace(default=made[p.name]) if p.name in made else p for p in parameters]
 
 
 def _is_list(value: Any) -> bool:

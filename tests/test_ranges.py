@@ -11,10 +11,10 @@ import pytest
 from lightning.pytorch import Trainer
 
 from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected
-from linvit.runs.recipe import SETTINGS, TOP, TRAINER, Recipe
+from linvit.runs.recipe import SETTINGS, TOP, Recipe
 from linvit.runs.recipe_values import merge, parsed_override
 from linvit.runs.tasks import RUNS, SOURCES
-from linvit.runs.trainer import RANGES
+from linvit.runs.trainer import PARAMETERS, RANGES
 
 CLASSES = {
     **{run.task_class.__name__: run.task_class for run in RUNS.values()},
@@ -127,8 +127,7 @@ def test_defaults_are_within_their_ranges():
             if issubclass(base, Checked) and "__init__" in vars(base):
                 parameters = inspect.signature(base.__init__).parameters.values()
                 check(base, {p.name: p.default for p in parameters if isinstance(p.default, int | float | tuple)})
-    defaults = {p.name: p.default for p in inspect.signature(Trainer.__init__).parameters.values()}
-    check(RANGES, {name: value for name, value in (defaults | TRAINER).items() if name != "self"})
+    check(RANGES, {name: p.default for name, p in PARAMETERS.items()})
 
 
 @pytest.mark.parametrize(
@@ -208,8 +207,8 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
         ("trainer.limit_train_batches=0", "trainer.limit_train_batches is 0, expected a whole number of 1 or more"),
         ("trainer.max_epochs=true", "trainer.max_epochs is True, expected a whole number of 1 or more, or null"),
         ("data.size=null", "data.size is null, expected a whole number from 32 to 16,384, because networks halve"),
-        ("seed=-1", "seed is -1, expected a whole number from 0 to 4,294,967,295"),
-        ("init=''", "init is '', expected text that is not empty, or null"),
+        ("seed=-1", "`seed` is -1, expected a whole number from 0 to 4,294,967,295"),
+        ("init=''", "`init` is '', expected text that is not empty, or null"),
     ],
 )
 def test_recipes_name_the_key(override, sentence):

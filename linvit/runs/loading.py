@@ -1,8 +1,6 @@
 """Loads a run: from its folder, a checkpoint, an exported file, a folder of the hub, or weights by name."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,37 +8,20 @@ import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import load_state_dict
-from timm.models._hub import load_model_config_from_path
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.data.dense.label_maps import ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
-from linvit.data.disk import read_json
-from linvit.data.images.image import Preprocessing
-from linvit.data.speech.librispeech import SpeechPreprocessing
-from linvit.data.text.source import TextPreprocessing
-from linvit.deploy.facts import BACKBONE, DETECTIONS, FactsError, SequenceFacts
-from linvit.deploy.formats import FORMATS, opened
-from linvit.deploy.runtimes import Session
-from linvit.deploy.sequences import cache_of, zeros
+from linvit.deploy.formats import FORMATS
 from linvit.errors import SettingError, refuse
-from linvit.files import BEST, LAST, read_checkpoint, reason_of, user_path
-from linvit.models.by_name import bundled_names, bundled_weights, check_model, create_classifier
+from linvit.files import read_checkpoint, user_path
+from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import allows, as_tuple, check, plain
+from linvit.ranges import check
 from linvit.released import load_released
-from linvit.runs.exported import (
-    ExportedConformer,
-    ExportedDecoder,
-    ExportedDetector,
-    ExportedNetwork,
-    ExportedRegionDetector,
-)
-from linvit.runs.exporting import EXPORTED
 from linvit.runs.hub import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.run import Run
-from linvit.runs.stored import build_network, refused, run_of_checkpoint
-from linvit.runs.tasks import RUNS
+from linvit.runs.stored import run_of_checkpoint, run_of_file, run_of_hub_folder
 from linvit.runs.tasks.classification import ClassificationRun
 from linvit.runs.tasks.detection import DetectionRun
 from linvit.runs.tasks.segmentation import SegmentationRun
@@ -81,48 +62,9 @@ def load_run(
     if path is None:
         return _named_model(str(model), checkpoint, framework, untrained)
     path = user_path(path)
-    if path.suffix in FORMATS:
-        return run_of_file(path)
-    if path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file():
-        return _from_hub_folder(path)
-    return run_of_checkpoint(_checkpoint_in(path) if path.is_dir() else path)
-
-
-def _checkpoint_in(folder: Path) -> Path:
-    for name in (BEST, LAST):
-        if (folder / "checkpoints" / name).is_file():
-            return folder / "checkpoints" / name
-    hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (folder / HUB_CONFIG).is_file() else ""
-    raise ValueError(
-        f"The folder {folder} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one with"
-        f" {HUB_CONFIG} and {HUB_WEIGHTS}."
-    )
-
-
-def _from_hub_folder(folder: Path) -> Run:
-    """The run of a folder as on the Hugging Face hub, also of one that timm's `save_for_hf` wrote; it has no recipe."""
-    config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
-    weights = read_checkpoint(path)
-    content = read_json(config)
-    with refused(config):
-        content = plain(content)
-    try:
-        cfg, name, arguments = load_model_config_from_path(folder)
-        model = {"name": name, **arguments}
-        about = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
-        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
-        network = build_network(build, path, model, len(weights))
-        network.load_state_dict(weights)
-        run = ClassificationRun(*classifier_parts(network), path, name)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"{config} does not describe a classifier of timm with the weights next to it"
-            f" ({type(error).__name__}: {reason_of(error)}): use another copy."
-        ) from error
-    with refused(config):
-        run.check_preprocessing(asdict(run.preprocessing))
-        check({"label_names": list[str]}, {"label_names": run.class_names})
-    return run
+    on_hub = (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file()
+    read = run_of_file if path.suffix in FORMATS else run_of_hub_folder if on_hub else run_of_checkpoint
+    return read(path)
 
 
 def _named_model(model: str, checkpoint: str | Path | None, framework: str | None, untrained: bool) -> Run:
@@ -192,65 +134,3 @@ def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:
     load_released(network, path)
     preprocessing = DensePreprocessing(*sides, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     return run(task, names, preprocessing, path, run.title(model, network), stored=stored)
-
-
-KINDS: dict[str, tuple[Any, Any]] = {
-    "language": (TextPreprocessing, ExportedDecoder),
-    "speech": (SpeechPreprocessing, ExportedConformer),
-}
-
-
-def run_of_file(path: Path) -> Run:
-    """A run around an exported file, which predicts and evaluates in its runtime; raises as `opened`."""
-    facts, session = opened(path)
-    if isinstance(facts, SequenceFacts):
-        return _run_of_sequences(path, facts, session)
-    if facts.task == BACKBONE:
-        raise ValueError(
-            f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"
-            " it with `linvit.deploy.formats.opened`."
-        )
-    run, damaged = RUNS[facts.task] if facts.task in EXPORTED.values() else Run, None
-    cropped = run is not Run and run.preprocessing_class is Preprocessing
-    lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
-    if run is Run or cropped != (facts.fit is None):
-        damaged = f"task {facts.task!r}"
-    elif not all(allows(run.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
-        len(facts.class_names)
-    }:
-        damaged = "data"
-    if damaged is not None:
-        raise FactsError(f"What {path} says about its {damaged} is damaged: export it again.")
-    kind = ExportedNetwork
-    if facts.task == "detection":
-        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
-    network = kind(path, facts, session)
-    preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
-    if facts.fit is not None:
-        preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)
-    task = run.create_task(network, len(facts.class_names), facts.channels)
-    return run(task, list(facts.class_names), preprocessing, path, facts.name, stored=dict(facts.stored))
-
-
-def _run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run:
-    """A run around the file of a decoder or Conformer."""
-    kind, network = KINDS[facts.task]
-    if "corpus" not in facts.preprocessing:
-        raise ValueError(
-            f"{path} does not say how its {facts.inputs[0]} are made, because its network has no run of language or"
-            " speech: open it with `linvit.deploy.formats.opened`."
-        )
-    try:
-        known = {name: facts.preprocessing[name] for name in kind.__dataclass_fields__}
-        preprocessing = kind(**{name: as_tuple(value) for name, value in known.items()})
-        cache_of(zeros(facts.states, 1))
-        RUNS[facts.task].check_preprocessing(known)
-        if len(facts.class_names) not in (0, facts.logits):
-            raise ValueError(f"{len(facts.class_names)} names for {facts.logits} logits")
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FactsError(
-            f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."
-        ) from error
-    run = RUNS[facts.task]
-    task = run.create_task(network(path, facts, session), facts.logits)
-    return run(task, list(facts.class_names), preprocessing, path, facts.name)

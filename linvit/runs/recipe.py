@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,10 +54,8 @@ class Recipe:
         task_name, data_name = groups["task"].pop("name", "classification"), groups["data"].pop("name", None)
         self._components = components(groups["trainer"], trust)
 
-        with keys_of("task"):
-            self.run_class = lookup("name", task_name, RUNS)
-        with keys_of("data"):
-            self._source_class = lookup("name", data_name, SOURCES)
+        self.run_class = lookup("task.name", task_name, RUNS)
+        self.source_name, self._source_class = str(data_name), lookup("data.name", data_name, SOURCES)
         of_task, of_data = arguments(self.run_class.task_class), arguments(self._source_class)
         settings = {name: kind for name, kind in SETTINGS.items() if name in of_task}
         parameters: dict[str, Mapping[str, Parameter]] = {
@@ -82,25 +79,27 @@ class Recipe:
         keys += [name for name in values if name not in groups]
         check_names("key", keys, [*TOP, *(f"{name}.{key}" for name in parameters for key in parameters[name])])
 
-        top = {name: value for name, value in values.items() if name in TOP}
-        with keys_of("", (), **{name: name for name in TOP}):
-            check(TOP, top)
-        for name in ("task", "data", "trainer"):
-            with keys_of(name):
-                groups[name] = completed(parameters[name], groups[name])
-        self._settings = {}
+        top = DEFAULTS | {name: value for name, value in values.items() if name in TOP}
+        check(TOP, top)
+        of_groups = {name: completed(parameters[name], groups[name], name) for name in parameters}
+        self._missing = [f"data.{name}" for name in parameters["data"] if name not in of_groups["data"]]
+        self.values: dict[str, Any] = plain(top | of_groups)
+        for key in re.findall(r"\{([\w.]+)\}", self.values["init"] or ""):  # runs/align/{model.mechanism}/seed{seed}
+            value: Any = self.values
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if value is None or isinstance(value, Mapping | list):
+                raise SettingError(
+                    f"`init` is {quoted(top['init'])}, but the recipe has no single value for {key}: set it, or correct"
+                    " the path."
+                )
+            self.values["init"] = self.values["init"].replace(f"{{{key}}}", str(value))
+        self._settings: dict[str, Any] = {}
         for name, kind in settings.items():
             with keys_of(name):
-                self._settings[name] = kind(**groups[name])
-            groups[name] = asdict(self._settings[name])
+                self._settings[name] = kind(**self.values[name])
         with keys_of("schedule"):
             self._settings["schedule"].check_peak(self._settings["optimizer"])
-        self.source_name = data_name
-        self.values: dict[str, Any] = plain(DEFAULTS | top | {name: groups[name] for name in parameters})
-        self.values["init"] = _filled(self.values["init"], self.values)
-        self._missing = [f"data.{name}" for name in parameters["data"] if name not in groups["data"]]
-        if self.values["processes_per_image"] > 1:
-            check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 
     @property
     def folder(self) -> Path:
@@ -149,7 +148,9 @@ class Recipe:
         return task, source
 
     def check_machine(self) -> None:
-        """Raises ValueError for an accelerator, devices or machines that there are not."""
+        """Raises SettingError for an accelerator, devices or processes that this machine cannot give the run."""
+        if self.values["processes_per_image"] > 1:
+            check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
         with keys_of("trainer"):
             check_machine(self.values["trainer"])
 
@@ -173,19 +174,3 @@ class Recipe:
         given["logger"] = [*ours, *named("logger")] or False
         with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**given)
-
-
-def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
-    """`init` with values in place of their keys: runs/align/{model.mechanism}/seed{seed} → runs/align/mala/seed0."""
-
-    def written(match: re.Match[str]) -> str:
-        value: Any = values
-        for name in match[1].split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is None or isinstance(value, Mapping | list):
-            raise SettingError(
-                f"`init` is {init!r}, but the recipe has no single value for {match[1]}: set it, or correct the path."
-            )
-        return str(value)
-
-    return None if init is None else re.sub(r"\{([\w.]+)\}", written, init)

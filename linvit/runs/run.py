@@ -1,7 +1,7 @@
 """A run: what can be done with a trained network. Each task has a subclass in `linvit.runs.tasks`."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Unpack
 
@@ -13,7 +13,7 @@ from linvit.deploy import Exported
 from linvit.errors import refuse
 from linvit.files import check_output_file
 from linvit.models.by_name import create
-from linvit.ranges import Range, as_tuple, check, check_names, declared
+from linvit.ranges import Range, as_tuple, check, check_entries, check_names, declared
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.exporting import ExportOptions, export
 from linvit.runs.report import Section, write_report
@@ -84,7 +84,7 @@ class Run(Trained):
         return {}
 
     @classmethod
-    def check_preprocessing(cls, values: Mapping[str, Any]) -> None:
+    def check_preprocessing(cls, values: Mapping[str, Any], group: str = "") -> None:
         """Raises ValueError for unknown fields of the task's preprocessing and for values out of range.
 
         Ranges are declared by the task's folder source and in PREPROCESSING.
@@ -92,7 +92,19 @@ class Run(Trained):
         names = [field.name for field in fields(cls.preprocessing_class)]
         check_names("setting of the preprocessing", values, names)
         for kind in (cls.sources[cls.folder_source], cls.preprocessing_class, PREPROCESSING):
-            check(kind, values)
+            check(kind, values, group)
+
+    @classmethod
+    def create_preprocessing(cls, values: Mapping[str, Any]) -> Any:
+        """The preprocessing that a file stores; raises ValueError for values that are missing or do not fit."""
+        required = [f.name for f in fields(cls.preprocessing_class) if f.default is f.default_factory is MISSING]
+        cls.check_preprocessing(values, "preprocessing")
+        check_entries(dict.fromkeys(required, Any), values)
+        numbers = {len(values[name]) for name in ("mean", "std") if name in values}
+        numbers |= {values[name] for name in ("channels", "mels") if name in values}
+        if len(numbers) > 1:
+            raise ValueError("the lengths of its preprocessing's mean and std do not fit its channels")
+        return cls.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
 
     def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
         """The data to evaluate on: by default the run's own, with these settings changed.

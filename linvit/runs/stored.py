@@ -1,21 +1,43 @@
-"""The run of a checkpoint, whose metadata is checked as strictly as a recipe before anything is built from it."""
+"""Runs from what is stored: a checkpoint, an exported file or a folder of the hub, each checked before it is used."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from huggingface_hub import constants as hub
 from lightning.pytorch import Trainer
+from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
-from linvit.errors import SettingError, keys_of
-from linvit.files import read_checkpoint, reason_of
-from linvit.ranges import Amount, Count, OneOf, as_tuple, check, check_names, declared, plain
+from linvit.data.dense.source import DensePreprocessing
+from linvit.data.disk import read_json
+from linvit.data.images.image import Preprocessing
+from linvit.deploy.facts import BACKBONE, DETECTIONS, FactsError, SequenceFacts
+from linvit.deploy.formats import opened
+from linvit.deploy.runtimes import Session
+from linvit.deploy.sequences import cache_of, zeros
+from linvit.errors import SettingError
+from linvit.files import BEST, LAST, read_checkpoint, reason_of
+from linvit.models.by_name import create_classifier
+from linvit.ranges import Amount, Count, OneOf, allows, check, check_entries, check_names, declared, lookup, plain
+from linvit.runs.exported import (
+    ExportedConformer,
+    ExportedDecoder,
+    ExportedDetector,
+    ExportedNetwork,
+    ExportedRegionDetector,
+)
+from linvit.runs.exporting import EXPORTED
+from linvit.runs.hub import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.recipe import SETTINGS
 from linvit.runs.run import Run
 from linvit.runs.tasks import RUNS
+from linvit.runs.tasks.classification import ClassificationRun
+from linvit.runs.trained import classifier_parts
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
@@ -27,7 +49,6 @@ ABOUT = {
     "class_names": list[str],
     "num_classes": Amount,
 }
-GROUPS = {"task": dict, "model": dict, "data": dict}
 PROGRESS = {
     "epoch": Amount,
     "global_step": Amount,
@@ -41,12 +62,21 @@ OPTIMIZER = {"state": dict, "param_groups": list[dict[str, Any]]}
 
 
 def run_of_checkpoint(path: Path) -> Run:
-    """The run of a checkpoint.
+    """The run of a checkpoint, or of the best or else the last one in the folder of a run.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it was not written by `linvit train`, or an entry is missing or has a wrong value.
     """
+    if path.is_dir():
+        found = [path / "checkpoints" / name for name in (BEST, LAST) if (path / "checkpoints" / name).is_file()]
+        if not found:
+            hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
+            raise ValueError(
+                f"The folder {path} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one"
+                f" with {HUB_CONFIG} and {HUB_WEIGHTS}."
+            )
+        path = found[0]
     run_class, about, preprocessing, weights = _checked(path, read_checkpoint(path))
     recipe, count = about["recipe"], about["num_classes"]
     model = {key: value for key, value in recipe["model"].items() if key != "checkpoint_path"}  # where training started
@@ -66,13 +96,94 @@ def run_of_checkpoint(path: Path) -> Run:
     return run_class(task, about["class_names"], preprocessing, path, name, recipe, facts)
 
 
+def run_of_hub_folder(folder: Path) -> Run:
+    """The run of a folder as on the Hugging Face hub, also of one that timm's `save_for_hf` wrote; it has no recipe."""
+    config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
+    weights = read_checkpoint(path)
+    content = read_json(config)
+    with refused(config):
+        content = plain(content)
+    try:
+        cfg, name, arguments = load_model_config_from_path(folder)
+        model = {"name": name, **arguments}
+        about = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
+        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
+        network = build_network(build, path, model, len(weights))
+        network.load_state_dict(weights)
+        run = ClassificationRun(*classifier_parts(network), path, name)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{config} does not describe a classifier of timm with the weights next to it"
+            f" ({type(error).__name__}: {reason_of(error)}): use another copy."
+        ) from error
+    with refused(config):
+        run.check_preprocessing(asdict(run.preprocessing))
+        check({"label_names": list[str]}, {"label_names": run.class_names})
+    return run
+
+
+def run_of_file(path: Path) -> Run:
+    """A run around an exported file, which predicts and evaluates in its runtime; raises as `opened`."""
+    facts, session = opened(path)
+    if isinstance(facts, SequenceFacts):
+        return _run_of_sequences(path, facts, session)
+    if facts.task == BACKBONE:
+        raise ValueError(
+            f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"
+            " it with `linvit.deploy.formats.opened`."
+        )
+    run, damaged = RUNS[facts.task] if facts.task in EXPORTED.values() else Run, None
+    cropped = run is not Run and run.preprocessing_class is Preprocessing
+    lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
+    if run is Run or cropped != (facts.fit is None):
+        damaged = f"task {facts.task!r}"
+    elif not all(allows(run.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
+        len(facts.class_names)
+    }:
+        damaged = "data"
+    if damaged is not None:
+        raise FactsError(f"What {path} says about its {damaged} is damaged: export it again.")
+    kind = ExportedNetwork
+    if facts.task == "detection":
+        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
+    network = kind(path, facts, session)
+    preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
+    if facts.fit is not None:
+        preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)
+    task = run.create_task(network, len(facts.class_names), facts.channels)
+    return run(task, list(facts.class_names), preprocessing, path, facts.name, stored=dict(facts.stored))
+
+
+def _run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run:
+    """A run around the file of a decoder or Conformer."""
+    run = RUNS[facts.task]
+    if "corpus" not in facts.preprocessing:
+        raise ValueError(
+            f"{path} does not say how its {facts.inputs[0]} are made, because its network has no run of language or"
+            " speech: open it with `linvit.deploy.formats.opened`."
+        )
+    try:
+        stored = {field.name: facts.preprocessing[field.name] for field in fields(run.preprocessing_class)}
+        preprocessing = run.create_preprocessing(stored)
+        cache_of(zeros(facts.states, 1))
+        if len(facts.class_names) not in (0, facts.logits):
+            raise ValueError(f"{len(facts.class_names)} names for {facts.logits} logits")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FactsError(
+            f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."
+        ) from error
+    network = ExportedDecoder if facts.task == "language" else ExportedConformer
+    task = run.create_task(network(path, facts, session), facts.logits)
+    return run(task, list(facts.class_names), preprocessing, path, facts.name)
+
+
 def read_resumable(path: str | Path) -> dict[str, Any]:
     """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `run_of_checkpoint`."""
     content = read_checkpoint(path)
     _, about, _, weights = _checked(Path(path), content)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
     with refused(Path(path)):
-        _check_entries(PROGRESS, content)
+        check_entries(PROGRESS, content)
         try:
             for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
                 getattr(trainer, name).load_state_dict(content["loops"][name])
@@ -80,7 +191,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"its record of the training does not fit ({reason_of(error)})") from error
         sizes = {weight.numel() for weight in weights.values()}
         for state in content["optimizer_states"]:
-            _check_entries(OPTIMIZER, state)
+            check_entries(OPTIMIZER, state)
             plain(state["param_groups"])
             moments = [entry[name] for entry in state["state"].values() for name in MOMENTS & entry.keys()]
             if not all(isinstance(moment, Tensor) and moment.numel() in sizes for moment in moments):
@@ -143,75 +254,39 @@ def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[st
             " `model` and `checkpoint`."
         )
     with refused(path):
-        _check_entries({"linvit": dict, "state_dict": dict}, content)
-        weights = _checked_weights(content["state_dict"])
+        check_entries({"linvit": dict, "state_dict": dict}, content)
+        weights: dict[str, Tensor] = dict(content["state_dict"])
+        for name, tensor in weights.items():
+            dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            if not isinstance(name, str) or not dense or tensor.is_quantized:
+                raise ValueError(f"the entry {str(name)[:60]!r} of the weights is not a dense tensor")
+            if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
+        if not any(name.startswith(NETWORKS[0]) for name in weights):
+            raise ValueError("it contains no weights of a network")
+
         about = plain(content["linvit"])
-        _check_entries(ABOUT, about)
-        run_class = _check_recipe(about["recipe"])
+        check_entries(ABOUT, about)
+        recipe, count = about["recipe"], about["num_classes"]
+        check_entries({"task": dict, "model": dict, "data": dict}, recipe)
+        check(dict.fromkeys(SETTINGS, dict | None), recipe)
+        groups = {name: dict(recipe.get(name) or {}) for name in ("task", "data", *SETTINGS)}
+        run_class = lookup("task.name", groups["task"].pop("name", None), RUNS)
+        source_class = lookup("data.name", groups["data"].pop("name", None), run_class.sources)
+        for name, kind in {"task": run_class.task_class, "data": source_class, **SETTINGS}.items():
+            if name not in SETTINGS:
+                check_names(f"setting of the {name}", groups[name], declared(kind))
+            check(kind, groups[name], name)
+        check_entries(dict.fromkeys(("ema_decay", *run_class.kept), Any), recipe["task"])
+
         facts = {name: value for name, value in about.items() if name not in ABOUT}
         check_names("entry", facts, run_class.stored_facts)
         check(run_class.stored_facts, facts)
-        names, count = about["class_names"], about["num_classes"]
         if run_class.learns_classes:
             check({"num_classes": Count}, about)
-        for what, number in (("class names", len(names)), ("category ids", len(facts.get("category_ids", names)))):
+        numbers = {"class names": len(about["class_names"])}
+        numbers["category ids"] = len(facts.get("category_ids", about["class_names"]))
+        for what, number in numbers.items():
             if number != (count if run_class.names_classes else 0):
                 raise ValueError(f"it has {count} classes, but {number} {what}")
-        preprocessing = _preprocessing(run_class, about["preprocessing"])
-        return run_class, about, preprocessing, weights
-
-
-def _checked_weights(weights: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Returns the weights; raises ValueError unless all are dense tensors, and those of networks finite."""
-    for name, tensor in weights.items():
-        dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if not isinstance(name, str) or not dense or tensor.is_quantized:
-            raise ValueError(f"the entry {str(name)[:60]!r} of the weights is not a dense tensor")
-        if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
-    if not any(name.startswith(NETWORKS[0]) for name in weights):
-        raise ValueError("it contains no weights of a network")
-    return dict(weights)
-
-
-def _check_recipe(recipe: Mapping[str, Any]) -> type[Run]:
-    """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
-    _check_entries(GROUPS, recipe)
-    check_names("task", [recipe["task"].get("name")], RUNS)
-    run_class = RUNS[recipe["task"]["name"]]
-    check_names("data", [recipe["data"].get("name")], run_class.sources)
-    kinds = {"task": run_class.task_class, "data": run_class.sources[recipe["data"]["name"]]}
-    for group, kind in (*kinds.items(), *SETTINGS.items()):
-        settings = recipe.get(group) or {}
-        with keys_of(group):
-            check({"settings": dict}, {"settings": settings})
-            settings = {key: value for key, value in settings.items() if group not in kinds or key != "name"}
-            if group in kinds:
-                check_names(f"setting of the {group}", settings, declared(kind))
-            check(kind, settings)
-    _check_needed(("ema_decay", *run_class.kept), recipe["task"])
-    return run_class
-
-
-def _preprocessing(run_class: type[Run], values: Mapping[str, Any]) -> Any:
-    with keys_of("preprocessing"):
-        run_class.check_preprocessing(values)
-        _check_needed(required(run_class.preprocessing_class), values)
-    preprocessing = run_class.preprocessing_class(**{key: as_tuple(value) for key, value in values.items()})
-    lengths = {len(values[name]) for name in ("mean", "std") if name in values}
-    lengths |= {values[name] for name in ("channels", "mels") if name in values}
-    if len(lengths) > 1:
-        raise ValueError("the lengths of its preprocessing's mean and std do not fit its channels")
-    return preprocessing
-
-
-def _check_entries(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises ValueError for an entry that is missing or has a value that its annotation does not allow."""
-    _check_needed(annotations, values)
-    check(annotations, values)
-
-
-def _check_needed(names: Iterable[str], values: Mapping[str, Any]) -> None:
-    for name in names:
-        if name not in values:
-            raise ValueError(f"the entry {name!r} is missing")
+        return run_class, about, run_class.create_preprocessing(about["preprocessing"]), weights

@@ -23,8 +23,8 @@ from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
 from linvit.models.dense.inputs import pasted
 from linvit.runs.exporting import Candidates, Detections
-from linvit.runs.loading import run_of_file
 from linvit.runs.run import Run
+from linvit.runs.stored import run_of_file
 from linvit.runs.tasks import RUNS
 
 NAMES = ["cat", "dog", "hare"]
@@ -114,7 +114,7 @@ def test_a_file_of_a_segmentor_gives_the_label_maps_of_its_run(tmp_path):
 def _in_memory(monkeypatch, network, facts: Facts) -> Run:
     """The run of a file whose session is the network itself."""
     session = OnPixels(network, facts.mean, facts.std)
-    monkeypatch.setattr("linvit.runs.loading.opened", lambda path: (facts, session))
+    monkeypatch.setattr("linvit.runs.stored.opened", lambda path: (facts, session))
     return run_of_file(Path("file.onnx"))
 
 

@@ -17,7 +17,7 @@ from linvit.deploy.sequences import cache_of, state_shapes, states_in, zeros
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder
 from linvit.runs import load_run
-from linvit.runs.loading import _run_of_sequences
+from linvit.runs.stored import _run_of_sequences
 from linvit.runs.training import train_folder
 from linvit_cli import main
 

@@ -132,7 +132,7 @@ def replaced(whole, *path, value):
     ("place", "value", "said"),
     [
         (("recipe", "task", "ema_decay"), 2, "task.ema_decay is 2, expected a number"),
-        (("recipe", "task", "name"), "diffusion", "Unknown data 'digits'"),
+        (("recipe", "task", "name"), "diffusion", "data.name is 'digits'"),
         (("recipe", "task"), {"name": "classification"}, "the entry 'ema_decay' is missing"),
         (("recipe", "model"), {"name": "ravlt_nano", "depths": [10**6] * 4}, "its model has depths 1000000"),
         (("recipe", "model"), {"name": "vit_tiny_patch16_224", "embed_dim": 30000}, "larger than the weights"),
