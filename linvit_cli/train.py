@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
     from linvit.runs.recipe_values import dump_yaml, read_recipe
 
     overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
-    recipe = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe)
+    values = read_recipe(options.recipe, overrides)
+    recipe = Recipe(values, trust=options.trust_recipe)
     if options.print_config:
         show(dump_yaml(recipe.resolved()).rstrip("\n"))
         return 0

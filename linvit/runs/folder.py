@@ -19,7 +19,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.files import BEST, LAST, LOCK, locked, read_checkpoint, reason_of, remove_leftovers, replacing, write_csv
 from linvit.ranges import allows
 from linvit.tasks.measures import column, line
@@ -231,38 +231,30 @@ def locked_folder(folder: Path, resume: bool) -> Iterator[None]:
     cannot be written.
     """
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    if not resume:
-        _check_empty(folder)
     busy = f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
+    full = f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
+
+    def empty() -> bool:
+        return not folder.is_dir() or all(path.name == LOCK for path in folder.iterdir())
+
+    refuse(not resume and not empty() and full)
     with locked(folder, busy, PATIENCE):
         before = set(folder.iterdir())
         try:
-            if not resume:
-                _check_empty(folder)  # another training may have run while this one waited
+            refuse(not resume and not empty() and full)  # another training may have run while this one waited
             remove_leftovers(folder, folder / "checkpoints")
             yield
         except BaseException:
             if not (folder / "checkpoints").exists():
-                _remove(set(folder.iterdir()) - before)
+                for path in set(folder.iterdir()) - before:
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
             raise
         finally:
-            if not any(path.name != LOCK for path in folder.iterdir()):
+            if empty():
                 (folder / LOCK).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # another process has put a file there
                     for path in missing:
                         path.rmdir()
-
-
-def _check_empty(folder: Path) -> None:
-    if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-        raise SettingError(
-            f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
-        )
-
-
-def _remove(paths: set[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)

@@ -149,10 +149,10 @@ class Recipe:
 
     def check_machine(self) -> None:
         """Raises SettingError for an accelerator, devices or processes that this machine cannot give the run."""
-        if self.values["processes_per_image"] > 1:
-            check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
         with keys_of("trainer"):
             check_machine(self.values["trainer"])
+        if self.values["processes_per_image"] > 1:
+            check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 
     def trainer(
         self,

@@ -15,7 +15,7 @@ import yaml
 
 from linvit.bundled import find_recipe
 from linvit.data.disk import read_text
-from linvit.errors import SettingError, quoted, refuse
+from linvit.errors import SettingError, quoted
 
 LARGEST = 2**20  # bytes
 DEEPEST = 16  # keys of keys in an override
@@ -31,21 +31,10 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     path: a file, or the name of a bundled recipe. overrides: `key.key=value` strings, or a mapping from dotted keys to
     values. A base may have a base in turn, each path relative to the file that names it.
     """
+    changes = overrides.items() if isinstance(overrides, Mapping) else list(map(parsed_override, overrides))
     path = find_recipe(path)
-    layers: list[dict[str, Any]] = []  # this file, its base, and so on
-    seen: list[Path] = []
-    below: Path | None = path
-    while below is not None:
-        if below.resolve() in seen:
-            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
-        layers.append(read_yaml(below))
-        seen.append(below.resolve())
-        below = base_of(below, layers[-1])
-    values: dict[str, Any] = {}
-    for layer in reversed(layers):
-        values = merge(values, layer)
-    values.pop("base", None)
-    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides):
+    values = with_base(path, [])
+    for key, value in changes:
         if not isinstance(key, str) or key.count(".") > DEEPEST:
             raise ValueError(f"The override {quoted(key)} names no key: write one such as trainer.max_epochs.")
         for name in reversed(key.split(".")):
@@ -53,6 +42,16 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
         values = merge(values, value)
     values.setdefault("folder", str(Path("runs") / path.stem))
     return values
+
+
+def with_base(path: Path, above: Sequence[Path]) -> dict[str, Any]:
+    """The values of a file over those of its bases. above: the files that build on it."""
+    if path.resolve() in above:
+        raise SettingError(f"{above[0]} comes back to {path.name} through its bases: remove `base` from one of them.")
+    values = read_yaml(path)
+    base = base_of(path, values)
+    values.pop("base", None)
+    return values if base is None else merge(with_base(base, [*above, path.resolve()]), values)
 
 
 def base_of(path: Path, values: Mapping[str, Any] | None = None) -> Path | None:
@@ -96,12 +95,10 @@ def parsed_override(override: str) -> tuple[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The `key: value` pairs of a recipe; raises ValueError, one sentence, for any other file."""
-    refuse(
-        not path.is_file() and f"There is no recipe at {path}: give the path of a .yaml file.",
-        path.is_file()
-        and path.stat().st_size > LARGEST
-        and f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.",
-    )
+    if not path.is_file():
+        raise SettingError(f"There is no recipe at {path}: give the path of a .yaml file.")
+    if path.stat().st_size > LARGEST:
+        raise SettingError(f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.")
     text = read_text(path)
     try:
         values = load_yaml(text)
