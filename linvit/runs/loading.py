@@ -62,7 +62,7 @@ def load_run(
     if path is None:
         return _named_model(str(model), checkpoint, framework, untrained)
     path = user_path(path)
-    on_hub = (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file()
+    on_hub = path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file()
     read = run_of_file if path.suffix in FORMATS else run_of_hub_folder if on_hub else run_of_checkpoint
     return read(path)
 

@@ -77,7 +77,9 @@ class Recipe:
         )
         keys = [f"{name}.{key}" for name, group in groups.items() for key in group]
         keys += [name for name in values if name not in groups]
-        check_names("key", keys, [*TOP, *(f"{name}.{key}" for name in parameters for key in parameters[name])])
+        check_names(
+            "key", keys, [*TOP, *parameters, *(f"{name}.{key}" for name in parameters for key in parameters[name])]
+        )
 
         top = DEFAULTS | {name: value for name, value in values.items() if name in TOP}
         check(TOP, top)
