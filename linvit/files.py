@@ -136,10 +136,10 @@ def locked(folder: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
     check_writable(folder)
     _check_regular(folder / LOCK)
     try:
-        held = FileLock(folder / LOCK).acquire(timeout=patience)
+        lock = FileLock(folder / LOCK).acquire(timeout=patience)
     except Timeout as error:
         raise ValueError(busy) from error
-    with held:
+    with lock:
         yield
 
 
@@ -196,8 +196,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def _check_regular(path: Path) -> None:
     """Raises ValueError if the path exists and is not a regular file, which must not be replaced."""
     if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
-        raise ValueError(f"{path} is {kind}, not a file: name a file.")
+        found = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"{path} is {found}, not a file: name a file.")
 
 
 def _shortened(name: str) -> str:

@@ -152,20 +152,20 @@ class Checked:
     """The base of classes whose arguments are checked: ValueError, one sentence, for the first that does not fit."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        kind: type = cls
-        positional = [p.name for p in _parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD]
+        checked_class: type = cls
+        positional = [p.name for p in _parameters(checked_class) if p.kind is p.POSITIONAL_OR_KEYWORD]
         check(cls, {**dict(zip(positional, args, strict=False)), **kwargs})
         return super().__new__(cls)
 
 
-def arguments(kind: type) -> dict[str, inspect.Parameter]:
+def arguments(of_class: type) -> dict[str, inspect.Parameter]:
     """The keyword arguments of a class, including those that it passes on to its bases as **kwargs.
 
     The class attribute `fixed` names the arguments of its bases that a class sets itself.
     """
     by_name: dict[str, inspect.Parameter] = {}
     fixed: set[str] = set()
-    for base in kind.__mro__[:-1]:
+    for base in of_class.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
         parameters = _parameters(base)
@@ -178,9 +178,9 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-def declared(kind: type) -> Mapping[str, Any]:
+def declared(of_class: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
-    return {name: p.annotation for name, p in arguments(kind).items()}
+    return {name: p.annotation for name, p in arguments(of_class).items()}
 
 
 def completed(parameters: Mapping[str, inspect.Parameter], values: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -192,10 +192,10 @@ def completed(parameters: Mapping[str, inspect.Parameter], values: Mapping[str, 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
     """The names; of more than a dozen, only the three nearest to the given one, and their number."""
-    known = list(map(str, names))
-    if len(known) <= LISTED:
-        return ", ".join(known)
-    return f"{', '.join(get_close_matches(str(got), known, n=NEAREST, cutoff=0.0))} … ({len(known)} in all)"
+    texts = list(map(str, names))
+    if len(texts) <= LISTED:
+        return ", ".join(texts)
+    return f"{', '.join(get_close_matches(str(got), texts, n=NEAREST, cutoff=0.0))} … ({len(texts)} in all)"
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -208,12 +208,14 @@ def nearest(name: object, names: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
-def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raises ValueError, offering the nearest known one, for a name that is not known."""
-    known = sorted(known) if isinstance(known, set) else list(known)
+    allowed = sorted(allowed) if isinstance(allowed, set) else list(allowed)
     for name in names:
-        if name not in known:
-            raise ValueError(f"Unknown {what} {name!r}, expected one of {some_of(known, name)}.{nearest(name, known)}")
+        if name not in allowed:
+            raise ValueError(
+                f"Unknown {what} {name!r}, expected one of {some_of(allowed, name)}.{nearest(name, allowed)}"
+            )
 
 
 def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
@@ -224,12 +226,12 @@ def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     return table[name]
 
 
-def check(kind: type | Mapping[str, Any], values: Mapping[str, Any], group: str = "") -> None:
+def check(declaring: type | Mapping[str, Any], values: Mapping[str, Any], group: str = "") -> None:
     """Raises SettingError for the first value that its annotation does not allow; names without one are not checked.
 
     kind: a class, or annotations by name. group: of a recipe, to which the names belong.
     """
-    annotations = kind if isinstance(kind, Mapping) else declared(kind)
+    annotations = declaring if isinstance(declaring, Mapping) else declared(declaring)
     for name, value in values.items():
         annotation = annotations.get(name, Any)
         if not allows(annotation, value):
@@ -265,7 +267,7 @@ def allows(annotation: Any, value: Any) -> bool:
     if origin is Literal:
         return value in inner
     if origin in (Union, UnionType):
-        return any(allows(kind, value) for kind in inner)
+        return any(allows(part, value) for part in inner)
     if origin is tuple and inner[-1] is not Ellipsis:
         return _is_list(value) and len(value) == len(inner) and all(map(allows, inner, value))
     if origin in (tuple, list, Sequence):
@@ -353,10 +355,12 @@ def as_tuple(value: Any) -> Any:
 
 
 @functools.cache
-def _parameters(kind: type) -> list[inspect.Parameter]:
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+def _parameters(of_class: type) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(of_class.__init__).parameters.values())[1:]  # type: ignore[misc]
     made = (
-        {f.name: f.default_factory() for f in fields(kind) if callable(f.default_factory)} if is_dataclass(kind) else {}
+        {f.name: f.default_factory() for f in fields(of_class) if callable(f.default_factory)}
+        if is_dataclass(of_class)
+        else {}
     )
     return [p.replace(default=made[p.name]) if p.name in made else p for p in parameters]
 

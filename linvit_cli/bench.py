@@ -120,9 +120,9 @@ class Shown:
         say(f"{self.printed - self.start:.0f} s  {line}", 0)
 
 
-def add_kind(kind: argparse.ArgumentParser, options: type[Options], words: Words) -> None:
+def add_kind(command: argparse.ArgumentParser, options: type[Options], words: Words) -> None:
     """A flag for each field of the options that has words, then those of the output; names come without a flag."""
-    what, how = (kind.add_argument_group(f"{word} to measure") for word in ("what", "how"))
+    what, how = (command.add_argument_group(f"{word} to measure") for word in ("what", "how"))
     shared = [field.name for field in fields(Options)]
     for field in fields(options):
         if field.name not in words:
@@ -139,14 +139,14 @@ def add_kind(kind: argparse.ArgumentParser, options: type[Options], words: Words
         else:
             flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
             group.add_argument(flag, dest=field.name, help=text, **values)
-    output = kind.add_argument_group("output")
+    output = command.add_argument_group("output")
     text = "folder for bench.json and the figures (default: none)"
     output.add_argument("--output", type=Path, metavar="FOLDER", help=text)
     output.add_argument(
         "--json", action="store_true", help="also print everything as one JSON object, on the last line"
     )
-    add_keep_memory(kind.add_argument_group("other"))
-    kind.set_defaults(keep_memory=False, json=False, output=None)
+    add_keep_memory(command.add_argument_group("other"))
+    command.set_defaults(keep_memory=False, json=False, output=None)
 
 
 def _values(annotation: Any) -> dict[str, Any]:

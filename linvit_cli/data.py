@@ -26,10 +26,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(
         dest="action", required=True, metavar="ACTION", prog="linvit data", help=argparse.SUPPRESS
     )
-    about = {}
+    texts = {}
 
     def add(name: str, run: Action, text: str, *shown: str) -> argparse.ArgumentParser:
-        about[name] = text
+        texts[name] = text
         action = actions.add_parser(name, description=text, epilog=examples(*shown))
         action.set_defaults(make=run)
         return action
@@ -61,7 +61,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     speech = add("make-speech", _make_speech, text, "linvit data make-speech data/speech")
     speech.add_argument("folder", metavar="FOLDER", help="new or empty folder; gets train/ and val/")
     _add_numbers(speech, "utterances", train=900, val=120)
-    command.description = f"{HELP}\n\nactions:\n{listing(about)}"
+    command.description = f"{HELP}\n\nactions:\n{listing(texts)}"
 
 
 def _add_numbers(action: argparse.ArgumentParser, things: str, train: int, val: int) -> None:

@@ -50,9 +50,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    given = chosen(options, "size", "dynamic", "opset", "images", "calibrate", "report")
-    given |= {"compiled": options.compiled, "int8": options.int8}
-    exported = load(options, options.source).export(options.target, **given)
+    settings = chosen(options, "size", "dynamic", "opset", "images", "calibrate", "report")
+    settings |= {"compiled": options.compiled, "int8": options.int8}
+    exported = load(options, options.source).export(options.target, **settings)
     for sentence in _sentences(exported):
         show(sentence)
     if options.report is not None:

@@ -64,7 +64,7 @@ def _mistake(error: Exception, sentence: str) -> str | None:
         return f"Memory ran out ({_first_line(sentence) or 'MemoryError'}): make sizes, batches or the network smaller."
     if isinstance(error, RecursionError):
         return "A file or setting is nested too deeply to be read: make it flatter."
-    if any(kind.__name__ == "YAMLError" for kind in type(error).__mro__):
+    if any(error_class.__name__ == "YAMLError" for error_class in type(error).__mro__):
         return f"A file is not valid YAML ({' '.join(sentence.split())}): correct it."
     if isinstance(error, OSError) and error.filename and error.strerror:  # the system's own, not a sentence of ours
         return f"{error.filename} cannot be used ({error.strerror}): check the path and its permissions."
@@ -115,8 +115,8 @@ def _data_keys(overrides: Sequence[str]) -> set[str]:
     from linvit.ranges import declared
     from linvit.runs.tasks import SOURCES
 
-    given: Mapping[str, str] = dict(override.split("=", 1) for override in overrides if "=" in override)
-    name = given.get("data.name", given.get("data", ""))
+    values: Mapping[str, str] = dict(override.split("=", 1) for override in overrides if "=" in override)
+    name = values.get("data.name", values.get("data", ""))
     sources = [SOURCES[name]] if name in SOURCES else SOURCES.values()
     return {key for source in sources for key in declared(source)}
 

@@ -65,9 +65,9 @@ def _plan(trained: "Run", options: argparse.Namespace) -> None:
     from linvit_cli.streams import show_rows
 
     folder = options.output or trained.folder / "plan"
-    given = chosen(options, "size", "budget")
-    given |= {name: getattr(options, name) for name in ("images", "batch", "threads", "device", "write")}
-    plan = plan_linearization(trained, output=folder, progress=show, **given)
+    settings = chosen(options, "size", "budget")
+    settings |= {name: getattr(options, name) for name in ("images", "batch", "threads", "device", "write")}
+    plan = plan_linearization(trained, output=folder, progress=show, **settings)
     show_rows([proposal.cells() for proposal in plan.proposals])
     if plan.advice:
         show(plan.advice)

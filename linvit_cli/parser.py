@@ -85,10 +85,10 @@ class Parser(argparse.ArgumentParser):
         add_help(other)
 
     def error(self, message: str) -> NoReturn:
-        shown = message.removeprefix("argument ")
-        shown = shown if len(shown) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]} …"
-        end = "" if shown.endswith((".", "?")) else "."
-        complain(f"linvit: {shown}{end} `{self.prog} --help` shows what there is.")
+        text = message.removeprefix("argument ")
+        text = text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} …"
+        end = "" if text.endswith((".", "?")) else "."
+        complain(f"linvit: {text}{end} `{self.prog} --help` shows what there is.")
         sys.exit(WRONG_USE)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

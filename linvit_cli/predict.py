@@ -82,13 +82,13 @@ def run(options: argparse.Namespace) -> int:
     set_allocator(options)
     loaded = load(options, path)
     loaded.prepare(**data_settings(options.overrides))
-    given = chosen(options, *GIVEN) | _strips(options)
+    settings = chosen(options, *GIVEN) | _strips(options)
     if options.seconds is not None:
         if not isinstance(loaded, SpeechRun):
             raise ValueError(f"--pieces is for sound, but this is a run of the task {loaded.task_name}: leave it out.")
-        show_pieces(call(loaded, "stream", inputs, options.seconds, **given))
+        show_pieces(call(loaded, "stream", inputs, options.seconds, **settings))
         return 0
-    predictions = call(loaded, "predict", inputs, progress=True, **given)
+    predictions = call(loaded, "predict", inputs, progress=True, **settings)
     if options.output:
         count = "1 prediction is" if len(predictions) == 1 else f"{len(predictions)} predictions are"
         show(f"{count} in {options.output}.")

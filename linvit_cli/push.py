@@ -47,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
     show(f"In {pushed.folder}:")
     for name, size in pushed.files.items():
         show(f"  {name:20} {size:>13,} bytes")
-    place = f"{options.repository} ({'public' if options.public else 'private'})"
+    target = f"{options.repository} ({'public' if options.public else 'private'})"
     if options.dry_run:
-        show(f"Nothing was uploaded. Without --dry-run these files would go to {place}.")
+        show(f"Nothing was uploaded. Without --dry-run these files would go to {target}.")
         return 0
     agreed = options.yes
     if not agreed:
         with suppress(EOFError):
-            agreed = input(f"Upload these files to {place}? [y/N] ").strip().lower() in ("y", "yes")
+            agreed = input(f"Upload these files to {target}? [y/N] ").strip().lower() in ("y", "yes")
     if not agreed:
         show("Nothing was uploaded.")
         return 0

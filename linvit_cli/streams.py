@@ -109,14 +109,14 @@ def stopped_by_sigterm() -> Iterator[None]:
         raise KeyboardInterrupt
 
     try:
-        before = signal.signal(signal.SIGTERM, stop)
+        handler = signal.signal(signal.SIGTERM, stop)
     except ValueError:  # not in the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def show_rows(

@@ -154,17 +154,17 @@ class ImageRun(Run):
 
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
     """Resolves names and numbers (from 1) to names of attention layers, in the network's order."""
-    known = attention_layers(network)
-    chosen = set(known if layers is None else ())
+    names = attention_layers(network)
+    chosen = set(names if layers is None else ())
     for layer in map(str, layers or ()):
         number = int(layer) if layer.isdecimal() else 0
-        if layer not in known and not 1 <= number <= len(known):
+        if layer not in names and not 1 <= number <= len(names):
             raise ValueError(
-                f"There is no attention layer {layer!r}: give numbers from 1 to {len(known)}, or names such as"
-                f" {known[0]} or {known[-1]}."
+                f"There is no attention layer {layer!r}: give numbers from 1 to {len(names)}, or names such as"
+                f" {names[0]} or {names[-1]}."
             )
-        chosen.add(layer if layer in known else known[number - 1])
-    return [name for name in known if name in chosen]
+        chosen.add(layer if layer in names else names[number - 1])
+    return [name for name in names if name in chosen]
 
 
 def _rank(view: _View) -> _Result:
@@ -180,9 +180,9 @@ def _scores(view: _View) -> _Result:
     network, whole = view.subject.network, view.images.whole
     measured = _some(measure_scores(network, view.batches(SCORE_IMAGES, "scores"), view.layers))
     maps = score_maps(network, view.subject.inputs(whole, view.images.whole_labels), view.query, view.layers)
-    shown = [view.subject.displayed(image) for image in whole]
+    pictures = [view.subject.displayed(image) for image in whole]
     figures = {
-        "score_maps": (draw.score_map_figure(shown, maps, view.query), draw.ABOUT_SCORE_MAPS),
+        "score_maps": (draw.score_map_figure(pictures, maps, view.query), draw.ABOUT_SCORE_MAPS),
         "scores": (draw.score_measure_figure(measured), draw.ABOUT_SCORES),
     }
     curves = [
@@ -245,14 +245,16 @@ def _write_page(path: Path, run: Trained, view: _View, results: dict[str, _Resul
     parameters = sum(parameter.numel() for parameter in network.parameters())
     weights = "random weights, never trained (seed 0)" if run.path is None else f"weights from {run.path}"
     average = " (moving average)" if "ema" in run.task.networks() else ""
-    about = (
+    summary = (
         f"{run.name}{view.subject.note}, {parameters:,} parameters, {weights}{average}; {height}×{width} px. Images:"
         f" {images.about} Scores: the first {min(SCORE_IMAGES, len(images.many))} of these; magnitude: the first"
         f" {min(MAGNITUDE_IMAGES, len(images.many))}."
     )
     if unseen := unseen_attention(network):
-        about += f" Not analyzed, attention of other kinds: {', '.join(unseen)}."
-    sections: list[tuple[str, Sequence[str]]] = [("Network and images", [paragraph(about), table(_layer_table(view))])]
+        summary += f" Not analyzed, attention of other kinds: {', '.join(unseen)}."
+    sections: list[tuple[str, Sequence[str]]] = [
+        ("Network and images", [paragraph(summary), table(_layer_table(view))])
+    ]
     for result in results.values():
         parts = []
         for file, (_, caption) in result.figures.items():
@@ -265,10 +267,10 @@ def _write_page(path: Path, run: Trained, view: _View, results: dict[str, _Resul
 
 
 def _layer_table(view: _View) -> list[dict[str, Any]]:
-    known = attention_layers(view.subject.network)
+    names = attention_layers(view.subject.network)
     return [
         {
-            "number": known.index(layer.name) + 1,
+            "number": names.index(layer.name) + 1,
             "layer": layer.name,
             "mechanism": layer.mechanism,
             "tokens": f"{layer.grid[0]}×{layer.grid[1]}" + (f" + {layer.num_prefix}" if layer.num_prefix else ""),

@@ -35,8 +35,8 @@ class ClassifierRun(ImageRun):
         return (f"pattern {pattern}", *facts) if pattern else facts
 
     def subject(self) -> Subject:
-        about = self.preprocessing
-        return Subject(self.network, lambda images, labels: images, about.displayed, about.transform())
+        preprocessing = self.preprocessing
+        return Subject(self.network, lambda images, labels: images, preprocessing.displayed, preprocessing.transform())
 
     def predict_each(
         self,
@@ -64,7 +64,7 @@ class ClassifierRun(ImageRun):
         rows = []
         for name, logits in answers:
             probabilities, places = probable(logits)
-            classes = [self.class_names[place] for place in places.tolist()]
+            classes = [self.class_names[index] for index in places.tolist()]
             rows.append(ClassPrediction(name, classes, probabilities.tolist()))
         predictions = Predictions(rows, unreadable)
         if path:

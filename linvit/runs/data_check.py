@@ -86,15 +86,15 @@ def check_data(
     if format is None and (tasks := benchmarks_in(root)) and not _fitting(root):
         return _check_benchmarks(root, tasks, overrides)
     whole = find_format(root, format)
-    kind = SOURCES[whole["name"]]
-    check_names("setting of the data", overrides, declared(kind))
+    source_class = SOURCES[whole["name"]]
+    check_names("setting of the data", overrides, declared(source_class))
     if overrides.keys() & {"class_names", "classes", "num_labels", "values"}:
         whole = {key: value for key, value in whole.items() if key not in ("num_labels", "values")}  # only guessed
     elif "num_labels" in whole and allows(list[int], void := overrides.get("void", [])):
         whole["num_labels"] -= sum(label < whole["num_labels"] for label in {*void})
     whole |= overrides
     with collecting() as problems:
-        source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
+        source = source_class(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
         splits = [split for name in SPLITS for split in _checked(source, name, problems, progress)]
     why = problems[0] if problems else "add some."
     refuse(not splits and f"{root} has neither training nor validation data: {why}")
@@ -126,13 +126,13 @@ def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
 
 def _fitting(root: Path) -> dict[str, dict[str, Any]]:
     """The settings of the data for each format that fits a folder, except those that fit almost every folder."""
-    by_name = {name: kind.found_in(root) for name, kind in RECOGNIZED.items() if name not in FALLBACKS}
+    by_name = {name: source_class.found_in(root) for name, source_class in RECOGNIZED.items() if name not in FALLBACKS}
     return {name: settings for name, settings in by_name.items() if settings}
 
 
 def _checked(source: Source, name: str, problems: list[str], progress: bool) -> Iterable[CheckedSplit]:
     """The contents of a split; nothing if the data have no such split, which becomes a problem."""
-    before = len(problems)
+    earlier = len(problems)
     try:
         contents = source.contents(name)
     except ValueError as error:
@@ -152,7 +152,7 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
         for heading, amounts in sample.amounts.items():
             by_class.setdefault(heading, Counter()).update(amounts)
     counts.update(contents.others)
-    if not samples and len(problems) == before:
+    if not samples and len(problems) == earlier:
         problems.append(f"The {name} data have no {contents.item or source.item} that can be used: add some.")
     if by_class and name == "train":
         heading, amounts = next(iter(by_class.items()))
@@ -163,10 +163,10 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
         for label, class_name in enumerate(source.class_names if by_class else [])
     }
     sizes = sorted((sample.size for sample in samples), key=math.prod)
-    shown = [sizes[0], sizes[median_low(range(len(sizes)))], sizes[-1]] if sizes else []
+    extremes = [sizes[0], sizes[median_low(range(len(sizes)))], sizes[-1]] if sizes else []
     if "objects" in by_class:
         counts["objects"] = by_class["objects"].total()
-    yield CheckedSplit(name, dict(counts), classes, shown)
+    yield CheckedSplit(name, dict(counts), classes, extremes)
 
 
 def _check_benchmarks(root: Path, tasks: list[str], overrides: Mapping[str, Any]) -> CheckedData:

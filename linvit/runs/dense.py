@@ -68,8 +68,10 @@ class DenseRun(ImageRun):
         return prepared_for(self, source, changes)
 
     def facts(self, source: Source) -> tuple[str, ...]:
-        about = cast(DensePreprocessing, source.preprocessing)
-        scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
+        inputs = cast(DensePreprocessing, source.preprocessing)
+        scaled = (
+            f"images scaled to fit {inputs.short_side} px on their short side and {inputs.long_side} px on the long"
+        )
         return f"{len(self.class_names)} classes", scaled
 
     def subject(self) -> Subject:
@@ -199,11 +201,11 @@ def truth_and_answer(
     places = torch.linspace(0, len(dataset) - 1, min(SHOWN, len(dataset))).round().long().tolist()  # type: ignore[arg-type]
     images = []
     with torch.inference_mode():
-        for place in places:
-            item = dataset[place]
+        for index in places:
+            item = dataset[index]
             if not isinstance(item, str):
-                shown = side_by_side(*overlays(network, source, *item, device))
-                images.append(pixel_image(shown, f"image {place + 1}: ground truth and prediction"))
+                picture = side_by_side(*overlays(network, source, *item, device))
+                images.append(pixel_image(picture, f"image {index + 1}: ground truth and prediction"))
     return "Images", [paragraph(f"Evenly spaced images of the data: the ground truth on the left, {words}."), *images]
 
 

@@ -44,9 +44,9 @@ class Measures(Mapping[str, float]):
         """One row per kind of weights, formatted for people."""
         words = {"raw": "raw", "ema": "moving average"}
         return [
-            {"weights": words[kind]}
+            {"weights": words[weights]}
             | {self.declared[name].heading: self.declared[name].cell(row[name]) for name in row}
-            for kind, row in self.by_weights.items()
+            for weights, row in self.by_weights.items()
         ]
 
 
@@ -81,13 +81,13 @@ class HarnessMeasures(dict[str, dict[str, Any]]):
 
 def evaluate(run: Trained, source: Source, progress: bool = False, **trainer: Any) -> Measures:
     """Measures a run on the held-out samples of a source; trainer: further arguments of Lightning's Trainer."""
-    shown = bars(progress)
+    progress_bars = bars(progress)
     settings: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
-        "enable_progress_bar": bool(shown),
-        "callbacks": [*shown, *trainer.pop("callbacks", ())],
+        "enable_progress_bar": bool(progress_bars),
+        "callbacks": [*progress_bars, *trainer.pop("callbacks", ())],
         "use_distributed_sampler": False,
         "default_root_dir": run.folder,  # keeps the classifier that measures generated images
     }
@@ -118,15 +118,19 @@ def prepared_for(run: Trained, source: Source, changes: dict[str, Any]) -> Sourc
 
 def check_size(network: nn.Module, source: Source, owner: str) -> None:
     """Raises ValueError if a network takes images of one size only, and those of the source have another."""
-    about = source.preprocessing
-    if not isinstance(about, Preprocessing) or about.resize != "crop":
+    preprocessing = source.preprocessing
+    if not isinstance(preprocessing, Preprocessing) or preprocessing.resize != "crop":
         return
     for module in network.modules():
-        if isinstance(module, PatchEmbed) and module.strict_img_size and module.img_size not in (None, about.size):
-            given, taken = (f"{height}×{width}" for height, width in (about.size, module.img_size))
+        if (
+            isinstance(module, PatchEmbed)
+            and module.strict_img_size
+            and module.img_size not in (None, preprocessing.size)
+        ):
+            of_data, taken = (f"{height}×{width}" for height, width in (preprocessing.size, module.img_size))
             raise SettingError(
-                f"`size` is {given} px, but the {owner} takes {taken}: set it to that, or create the {owner} with"
-                f" img_size={list(about.size)} or dynamic_img_size=true."
+                f"`size` is {of_data} px, but the {owner} takes {taken}: set it to that, or create the {owner} with"
+                f" img_size={list(preprocessing.size)} or dynamic_img_size=true."
             )
 
 
@@ -134,14 +138,14 @@ def recorded(weights: str) -> Mapping[str, Any]:
     """What a run's checkpoint says about its data; nothing for other files of weights."""
     path = weights_file(weights)
     content = read_checkpoint(path) if path.is_file() else {}
-    about = content.get("linvit")
-    return about if isinstance(about, Mapping) else {}
+    stored = content.get("linvit")
+    return stored if isinstance(stored, Mapping) else {}
 
 
 def check_teacher(weights: str, source: Source) -> None:
     """Raises ValueError if a teacher's run has other classes or another normalization than the data."""
-    about = recorded(weights)
-    names: Any = about.get("class_names")
+    stored = recorded(weights)
+    names: Any = stored.get("class_names")
     expected: Any = source.class_names
     refuse(
         bool(names and expected)
@@ -150,7 +154,7 @@ def check_teacher(weights: str, source: Source) -> None:
         " a teacher with these classes in this order."
     )
     for name in ("mean", "std"):
-        taught: Any = about.get("preprocessing", {}).get(name)
+        taught: Any = stored.get("preprocessing", {}).get(name)
         now: Any = getattr(source.preprocessing, name, None)
         refuse(
             None not in (taught, now)

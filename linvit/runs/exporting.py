@@ -201,12 +201,16 @@ def of_run(run: Trained) -> tuple[nn.Module, Facts]:
         *first, last = (*EXPORTED.values(), *SEQUENCES)
         task = type(run.task).__name__.lower()
         raise ValueError(f"{run.name} is a run of the task {task}, expected {', '.join(first)} or {last}: give one.")
-    network, about = deepcopy(run.network), run.preprocessing
-    facts = _facts(run.name, EXPORTED[type(run.task)], network, about.mean, about.std)
+    network, preprocessing = deepcopy(run.network), run.preprocessing
+    facts = _facts(run.name, EXPORTED[type(run.task)], network, preprocessing.mean, preprocessing.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
-    if isinstance(about, Preprocessing):
-        return network, replace(facts, size=about.size, interpolation=about.interpolation, crop_pct=about.crop_pct)
-    facts = replace(facts, size=(about.short_side,) * 2, fit=(about.long_side, about.short_side))
+    if isinstance(preprocessing, Preprocessing):
+        return network, replace(
+            facts, size=preprocessing.size, interpolation=preprocessing.interpolation, crop_pct=preprocessing.crop_pct
+        )
+    facts = replace(
+        facts, size=(preprocessing.short_side,) * 2, fit=(preprocessing.long_side, preprocessing.short_side)
+    )
     if isinstance(run.task, Segmentation):
         return network, replace(facts, strides=(1,))
     if isinstance(network, RegionDetector):
@@ -315,7 +319,7 @@ def _opened(images: Sequence[Any], most: int, channels: int) -> list[Image.Image
     """All images, or so many evenly chosen ones, without those that cannot be read."""
     items, _ = find_images(images)
     opened, unreadable = [], []
-    for name, item in [items[place] for place in evenly(len(items), most).tolist()]:
+    for name, item in [items[index] for index in evenly(len(items), most).tolist()]:
         try:
             opened.append(read_image(item, name, channels))
         except CorruptImageError as error:

@@ -207,8 +207,8 @@ class StopSafely(Callback):
 
 def _column(key: str) -> str:
     """val/top1 → top1, val/loss → val_loss, val/ema_loss → ema_loss, train/loss → train_loss, lr → lr."""
-    kind, _, name = key.rpartition("/")
-    return f"{kind}_loss" if name == "loss" else name
+    group, _, name = key.rpartition("/")
+    return f"{group}_loss" if name == "loss" else name
 
 
 def read_curves(folder: Path) -> list[dict[str, float]]:
@@ -239,14 +239,14 @@ def locked_folder(folder: Path, resume: bool) -> Iterator[None]:
 
     refuse(not resume and not empty() and full)
     with locked(folder, busy, PATIENCE):
-        before = set(folder.iterdir())
+        present = set(folder.iterdir())
         try:
             refuse(not resume and not empty() and full)  # another training may have run while this one waited
             remove_leftovers(folder, folder / "checkpoints")
             yield
         except BaseException:
             if not (folder / "checkpoints").exists():
-                for path in set(folder.iterdir()) - before:
+                for path in set(folder.iterdir()) - present:
                     if path.is_dir():
                         shutil.rmtree(path, ignore_errors=True)
                     else:

@@ -79,20 +79,20 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         """(log-likelihood, whether it is the greedy decoding) of each continuation in (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
-        order = sorted(range(len(requests)), key=lambda place: -sum(map(len, requests[place][1:])))
+        order = sorted(range(len(requests)), key=lambda index: -sum(map(len, requests[index][1:])))
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         for places in tracked(batches, "Reading batches of texts", progress=self.progress):
-            rows = [[*requests[place][1], *requests[place][2]] for place in places]
+            rows = [[*requests[index][1], *requests[index][2]] for index in places]
             longest = max(map(len, rows))
             padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
             logits = self.network(torch.tensor(padded, device=self.place)).float().log_softmax(-1).cpu()
-            for place, row, likely in zip(places, rows, logits, strict=True):
-                count = len(requests[place][2])
+            for index, row, likely in zip(places, rows, logits, strict=True):
+                count = len(requests[index][2])
                 wanted = torch.tensor(row[len(row) - count :])
-                given = likely[len(row) - count - 1 : len(row) - 1]
-                total = given.gather(-1, wanted[:, None]).double().sum().item()
-                answers[place] = total, bool((given.argmax(-1) == wanted).all())
-        return [answers[place] for place in range(len(requests))]
+                predicted = likely[len(row) - count - 1 : len(row) - 1]
+                total = predicted.gather(-1, wanted[:, None]).double().sum().item()
+                answers[index] = total, bool((predicted.argmax(-1) == wanted).all())
+        return [answers[index] for index in range(len(requests))]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         return [self._written(*request.args) for request in requests]
@@ -101,8 +101,8 @@ class Harness(TemplateLM):
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0
-        before = self._from_start(self.tok_encode(context))
-        prompt = torch.tensor(before, device=self.place)
+        context_tokens = self._from_start(self.tok_encode(context))
+        prompt = torch.tensor(context_tokens, device=self.place)
         most = next((int(settings[name]) for name in LIMITS if settings.get(name) is not None), LONGEST_ANSWER)
         generator = torch.Generator().manual_seed(0)
         top_p = settings.get("top_p", 1.0)
@@ -111,7 +111,7 @@ class Harness(TemplateLM):
         network = cast(Decoder, self.network)
         for token in generate(network, prompt, most, temperature, top_p, generator, self.eot_token_id):
             tokens.append(token)
-            text = decoded_after(self.text, before, tokens)
+            text = decoded_after(self.text, context_tokens, tokens)
             if any(stop in text for stop in stops):
                 break
         ends = [text.index(stop) for stop in stops if stop in text]

@@ -76,11 +76,11 @@ def _config(origin: Origin) -> dict[str, Any]:
     """timm's configuration of the network and its preprocessing, and the classes of the stub."""
     run, about = origin.run, origin.run.preprocessing
     preprocessing = {name: getattr(about, name) for name in ("mean", "std", "interpolation", "crop_pct")}
-    known = {"label_names": run.class_names, "license": origin.license or "", "tag": ""}
+    entries = {"label_names": run.class_names, "license": origin.license or "", "tag": ""}
     more = {
         "label_names": run.class_names,
         "auto_map": {auto: f"{STUB.stem}.{name}" for auto, name in CLASSES.items()},
-        "pretrained_cfg": known,
+        "pretrained_cfg": entries,
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / HUB_CONFIG

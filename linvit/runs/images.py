@@ -119,29 +119,29 @@ class AnalyzedImages:
     many_labels: Tensor | None = None
 
 
-def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
+def from_source(source: Source, count: int, whole: int) -> AnalyzedImages:
     """Up to `count` evenly spaced images of the held-out split.
 
     Images of different sizes are center-cropped to the smallest height and width.
     """
     dataset = source.val_set()
-    items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
+    items = [dataset[index] for index in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
     pairs = [item for item in items if not isinstance(item, str)]
     if not pairs:
         raise ValueError("The data contains no readable image: choose other data.")
     many = stacked([image for image, _ in pairs])
     is_class = isinstance(pairs[0][1], int | np.integer | Tensor) and np.ndim(pairs[0][1]) == 0
     labels = torch.tensor([int(label) for _, label in pairs]) if is_class else None
-    about = f"{len(many)} held-out images of {type(source).__name__}, evenly chosen."
-    places = slice(0, shown * max(1, len(many) // shown), max(1, len(many) // shown))
+    summary = f"{len(many)} held-out images of {type(source).__name__}, evenly chosen."
+    places = slice(0, whole * max(1, len(many) // whole), max(1, len(many) // whole))
     unreadable = [item for item in items if isinstance(item, str)]
-    return AnalyzedImages(many[places], many, about, unreadable, None if labels is None else labels[places], labels)
+    return AnalyzedImages(many[places], many, summary, unreadable, None if labels is None else labels[places], labels)
 
 
-def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
+def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, whole: int) -> AnalyzedImages:
     """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number."""
     items, unreadable = find_images(inputs)
-    items = [items[place] for place in evenly(len(items), count).tolist()]
+    items = [items[index] for index in evenly(len(items), count).tolist()]
     images: list[Image.Image] = []
     for name, item in items:
         try:
@@ -150,7 +150,7 @@ def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count
             unreadable.append(str(error))
     if not images:
         raise ValueError(f"None of the {len(items)} image files can be used. The first: {unreadable[0]}")
-    return _with_crops(images, transform, count, shown, f"{len(images)} image files", unreadable)
+    return _with_crops(images, transform, count, whole, f"{len(images)} image files", unreadable)
 
 
 def photos(channels: int = 3) -> list[Image.Image]:
@@ -160,10 +160,10 @@ def photos(channels: int = 3) -> list[Image.Image]:
     return [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
 
 
-def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
+def from_photos(transform: Transform, channels: int, count: int, whole: int) -> AnalyzedImages:
     """The two photos that come with scikit-learn, and regular crops from them."""
     images = photos(channels)
-    return _with_crops(images, transform, count, shown, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
+    return _with_crops(images, transform, count, whole, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
 
 
 def crops(image: Image.Image, count: int) -> list[Image.Image]:
@@ -184,14 +184,14 @@ def stacked(images: Sequence[Tensor]) -> Tensor:
 
 
 def _with_crops(
-    images: list[Image.Image], transform: Transform, count: int, shown: int, about: str, unreadable: list[str]
+    images: list[Image.Image], transform: Transform, count: int, shown: int, summary: str, unreadable: list[str]
 ) -> AnalyzedImages:
     whole = stacked([transform(image) for image in images[:shown]])
     if len(images) >= count:
-        return AnalyzedImages(whole, stacked([transform(image) for image in images[:count]]), f"{about}.", unreadable)
+        return AnalyzedImages(whole, stacked([transform(image) for image in images[:count]]), f"{summary}.", unreadable)
     each = math.ceil(count / len(images))
     many = stacked([transform(crop) for image in images for crop in crops(image, each)])
-    words = f"{about}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
+    words = f"{summary}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
     return AnalyzedImages(whole, many, words, unreadable)
 
 
@@ -222,16 +222,16 @@ def in_strips(
     check({"strips": dict}, {"strips": strips})
     check_names("option of strips", strips, OPTIONS)
     check({"spill": str | Path | None}, strips)
-    about, taken = run.preprocessing, set[str]()
-    config, dtype = {"mean": about.mean, "std": about.std}, next(network.parameters()).dtype
+    preprocessing, taken = run.preprocessing, set[str]()
+    config, dtype = {"mean": preprocessing.mean, "std": preprocessing.std}, next(network.parameters()).dtype
     for name, item in items:
         options = dict(strips)
         if strips.get("spill"):
             options["spill"] = Path(strips["spill"]) / untaken_name(name, taken)
         try:
             if not isinstance(item, Path):
-                item = np.asarray(read_image(item, name, about.channels))
-                item = item.reshape(*item.shape[:2], about.channels)
+                item = np.asarray(read_image(item, name, preprocessing.channels))
+                item = item.reshape(*item.shape[:2], preprocessing.channels)
             image = open_large(item, config, dtype)
             _, _, height, width = image.shape
             check_large_enough(height, width, name)
@@ -265,8 +265,8 @@ def save_pyramid(labels: StoredMap, height: int, label_of: Sequence[int], path: 
     if labels.path is None:
         image = pyvips.Image.new_from_array(labels.read(0, rows)[0, 0].numpy())
     else:
-        kind = "uchar" if labels.dtype.itemsize == 1 else "ushort"
-        image = pyvips.Image.rawload(str(labels.path), width, rows, 1, format=kind)
+        pixel_format = "uchar" if labels.dtype.itemsize == 1 else "ushort"
+        image = pyvips.Image.rawload(str(labels.path), width, rows, 1, format=pixel_format)
     image = image.crop(0, 0, width, height).maplut(pyvips.Image.new_from_array(np.array([label_of], np.uint8)))
     options = {"tile": True, "tile_width": 256, "tile_height": 256, "pyramid": True, "region_shrink": "nearest"}
     with replacing(path) as temporary:

@@ -107,8 +107,8 @@ def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None
     default_size = config["input_size"][-1]
     if start is not None:
         size = start.get("size", (default_size, default_size))[0]
-        known = {key: start.get(key, config[key]) for key in ("mean", "std", "interpolation", "crop_pct")}
-        return {"size": size, **known}
+        values = {key: start.get(key, config[key]) for key in ("mean", "std", "interpolation", "crop_pct")}
+        return {"size": size, **values}
     fitting = max(SMALLEST, math.ceil(images.side / STEP) * STEP)
     size = default_size if config.get("fixed_input_size") else min(default_size, fitting)
     crop_pct = config["crop_pct"] if images.side > size else 1.0
@@ -146,8 +146,8 @@ def _text(
     model: str, root: Path, init: str | Path | None, images: Survey, inputs: dict[str, Any], batch_size: int
 ) -> str:
     count = sum(images.counts.values())
-    shown = [f"{_yaml(name)} {number}" for name, number in list(images.counts.items())[:SHOWN_CLASSES]]
-    more = " …" if len(shown) < len(images.counts) else ""
+    counts = [f"{_yaml(name)} {number}" for name, number in list(images.counts.items())[:SHOWN_CLASSES]]
+    more = " …" if len(counts) < len(images.counts) else ""
     tuned = init is not None
     unreadable = max(CORRUPT_SHARE, 2 * len(images.unreadable) / images.sampled)
     precision = "32-true"
@@ -159,7 +159,7 @@ def _text(
         "init": "init: null  # or what to start from"
         if init is None
         else f"init: {_yaml(_absolute(init) if start_weights(init) == init else str(init))}  #",
-        "classes": f"{len(images.counts)} classes, images to train on: {', '.join(shown)}{more}",
+        "classes": f"{len(images.counts)} classes, images to train on: {', '.join(counts)}{more}",
         "count": f"{count:,}",
         "held_out": f"{images.held_out:,}",
         "sampled": images.sampled,

@@ -47,8 +47,8 @@ class ClassPrediction:
 
     def cells(self) -> dict[str, str]:
         cells = {"image": self.file}
-        for place, (name, value) in enumerate(self.pairs, start=1):
-            cells |= {f"class_{place}": name, f"probability_{place}": f"{value:.6f}"}
+        for rank, (name, value) in enumerate(self.pairs, start=1):
+            cells |= {f"class_{rank}": name, f"probability_{rank}": f"{value:.6f}"}
         return cells
 
     def entry(self) -> dict[str, Any]:

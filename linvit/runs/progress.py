@@ -42,7 +42,7 @@ def quiet_lightning() -> Iterator[None]:
 
     Also drops the traceback of TensorBoard's writer on a full disk: the next write reports the error.
     """
-    before = {name: logging.getLogger(name).level for name in LOGGERS}
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
     hook = threading.excepthook
     with warnings.catch_warnings():
         for note in NOTES:
@@ -54,7 +54,7 @@ def quiet_lightning() -> Iterator[None]:
             yield
         finally:
             threading.excepthook = hook
-            for name, level in before.items():
+            for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
 
 
@@ -67,15 +67,15 @@ class Bar(RichProgressBar):
         return f"Epoch {current_epoch + 1}" + (f"/{last}" if last is not None else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         measures = cast(Task, pl_module).measures
         for key, value in super().get_metrics(trainer, pl_module).items():
             name = key.removeprefix("val/")
             if key == "train/loss_step":
-                shown["loss"] = value
+                metrics["loss"] = value
             elif name in measures:
-                shown[measures[name].heading] = measures[name].cell(float(cast(float, value)))
-        return shown
+                metrics[measures[name].heading] = measures[name].cell(float(cast(float, value)))
+        return metrics
 
 
 def bars(progress: bool) -> list[Bar]:

@@ -57,11 +57,11 @@ class Recipe:
         self.run_class = lookup("task.name", task_name, RUNS)
         self.source_name, self._source_class = str(data_name), lookup("data.name", data_name, SOURCES)
         of_task, of_data = arguments(self.run_class.task_class), arguments(self._source_class)
-        settings = {name: kind for name, kind in SETTINGS.items() if name in of_task}
+        settings = {name: settings_class for name, settings_class in SETTINGS.items() if name in of_task}
         parameters: dict[str, Mapping[str, Parameter]] = {
             "task": {name: p for name, p in of_task.items() if name not in SET_ELSEWHERE},
             "data": {name: p for name, p in of_data.items() if name != "seed"},
-            **{name: arguments(kind) for name, kind in settings.items()},
+            **{name: arguments(settings_class) for name, settings_class in settings.items()},
             "trainer": PARAMETERS,
         }
         of_others = {key for source in SOURCES.values() for key in arguments(source)} - {"seed"}
@@ -97,9 +97,9 @@ class Recipe:
                 )
             self.values["init"] = self.values["init"].replace(f"{{{key}}}", str(value))
         self._settings: dict[str, Any] = {}
-        for name, kind in settings.items():
+        for name, settings_class in settings.items():
             with keys_of(name):
-                self._settings[name] = kind(**self.values[name])
+                self._settings[name] = settings_class(**self.values[name])
         with keys_of("schedule"):
             self._settings["schedule"].check_peak(self._settings["optimizer"])
 
@@ -165,14 +165,14 @@ class Recipe:
     ) -> Trainer:
         """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects."""
         made = {key: created(value, self.folder) for key, value in self._components.items()}
-        given = self.values["trainer"] | made | more
+        settings = self.values["trainer"] | made | more
 
         def named(key: str) -> list[Any]:
             objects = made.get(key, [])
             return objects if isinstance(objects, list) else [objects]
 
-        ours = [logger] if isinstance(logger, Logger) and given["logger"] is not False else []
-        given |= {"callbacks": [*named("callbacks"), *callbacks], "plugins": [*named("plugins"), *plugins]}
-        given["logger"] = [*ours, *named("logger")] or False
+        ours = [logger] if isinstance(logger, Logger) and settings["logger"] is not False else []
+        settings |= {"callbacks": [*named("callbacks"), *callbacks], "plugins": [*named("plugins"), *plugins]}
+        settings["logger"] = [*ours, *named("logger")] or False
         with lightning_refusals(ImportError, ValueError, TypeError):
-            return Trainer(**given)
+            return Trainer(**settings)

@@ -91,8 +91,8 @@ def answers_of(run: Trained, source: Source) -> Answers:
 
 def _accuracies(answers: Answers) -> Sequence[str]:
     accuracy, counts = per_class(answers)
-    known = accuracy[counts > 0]
-    words = f"Mean over classes {100 * known.mean():.2f} %, lowest {100 * known.min():.2f} %."
+    present = accuracy[counts > 0]
+    words = f"Mean over classes {100 * present.mean():.2f} %, lowest {100 * present.min():.2f} %."
     return [figure_image(figures.class_accuracies(answers), "accuracy per class"), paragraph(words)]
 
 
@@ -103,13 +103,13 @@ def _per_class(answers: Answers) -> Sequence[str]:
     f1 = 2 * right / (images + answered)  # NaN if a class has no image and is never predicted
     rows = [
         {
-            "class": names[place],
-            "images": f"{int(images[place]):,}",
-            "precision": _percent(right[place] / answered[place]),
-            "recall": _percent(right[place] / images[place]),
-            "F1": _percent(f1[place]),
+            "class": names[index],
+            "images": f"{int(images[index]):,}",
+            "precision": _percent(right[index] / answered[index]),
+            "recall": _percent(right[index] / images[index]),
+            "F1": _percent(f1[index]),
         }
-        for place in f1.argsort(stable=True).tolist()
+        for index in f1.argsort(stable=True).tolist()
     ]
     words = f"Mean F1 over the classes (macro) {_percent(f1.nanmean())}; the lowest are at the top."
     parts = [table(rows), paragraph(words)]
@@ -138,12 +138,12 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
         for pair in pairs
     ]
     dataset = source.val_set()
-    shown = figures.confused_images(
+    figure = figures.confused_images(
         answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
     )
     words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table shows the most frequent pairs."
     confident = paragraph("Their most confident mistakes:")
-    return [paragraph(words), table(rows), confident, figure_image(shown, "misclassified images")]
+    return [paragraph(words), table(rows), confident, figure_image(figure, "misclassified images")]
 
 
 def _calibration(answers: Answers) -> Sequence[str]:

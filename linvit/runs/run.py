@@ -91,8 +91,8 @@ class Run(Trained):
         """
         names = [field.name for field in fields(cls.preprocessing_class)]
         check_names("setting of the preprocessing", values, names)
-        for kind in (cls.sources[cls.folder_source], cls.preprocessing_class, PREPROCESSING):
-            check(kind, values, group)
+        for declaring in (cls.sources[cls.folder_source], cls.preprocessing_class, PREPROCESSING):
+            check(declaring, values, group)
 
     @classmethod
     def create_preprocessing(cls, values: Mapping[str, Any]) -> Any:

@@ -106,8 +106,8 @@ def run_of_hub_folder(folder: Path) -> Run:
     try:
         cfg, name, arguments = load_model_config_from_path(folder)
         model = {"name": name, **arguments}
-        about = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
-        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
+        preprocessing = Preprocessing(tuple(cfg["input_size"][1:]), tuple(cfg["mean"]), tuple(cfg["std"]))
+        build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], preprocessing.channels)
         network = build_network(build, path, model, len(weights))
         network.load_state_dict(weights)
         run = ClassificationRun(*classifier_parts(network), path, name)
@@ -143,10 +143,10 @@ def run_of_file(path: Path) -> Run:
         damaged = "data"
     if damaged is not None:
         raise FactsError(f"What {path} says about its {damaged} is damaged: export it again.")
-    kind = ExportedNetwork
+    network_class = ExportedNetwork
     if facts.task == "detection":
-        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
-    network = kind(path, facts, session)
+        network_class = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
+    network = network_class(path, facts, session)
     preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
     if facts.fit is not None:
         preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)
@@ -180,7 +180,7 @@ def _run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run
 def read_resumable(path: str | Path) -> dict[str, Any]:
     """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `run_of_checkpoint`."""
     content = read_checkpoint(path)
-    _, about, _, weights = _checked(Path(path), content)
+    _, facts, _, weights = _checked(Path(path), content)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
     with refused(Path(path)):
         check_entries(PROGRESS, content)
@@ -196,7 +196,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             moments = [entry[name] for entry in state["state"].values() for name in MOMENTS & entry.keys()]
             if not all(isinstance(moment, Tensor) and moment.numel() in sizes for moment in moments):
                 raise ValueError("the state of the optimizer fits no parameter")
-    return dict(about["recipe"])
+    return dict(facts["recipe"])
 
 
 def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str, Any], tensors: int) -> nn.Module:
@@ -273,10 +273,10 @@ def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[st
         groups = {name: dict(recipe.get(name) or {}) for name in ("task", "data", *SETTINGS)}
         run_class = lookup("task.name", groups["task"].pop("name", None), RUNS)
         source_class = lookup("data.name", groups["data"].pop("name", None), run_class.sources)
-        for name, kind in {"task": run_class.task_class, "data": source_class, **SETTINGS}.items():
+        for name, declaring in {"task": run_class.task_class, "data": source_class, **SETTINGS}.items():
             if name not in SETTINGS:
-                check_names(f"setting of the {name}", groups[name], declared(kind))
-            check(kind, groups[name], name)
+                check_names(f"setting of the {name}", groups[name], declared(declaring))
+            check(declaring, groups[name], name)
         check_entries(dict.fromkeys(("ema_decay", *run_class.kept), Any), recipe["task"])
 
         facts = {name: value for name, value in about.items() if name not in ABOUT}

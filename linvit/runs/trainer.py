@@ -173,20 +173,20 @@ class Component:
 
     def create(self, folder: Path) -> Any:
         """The object; directories in its arguments are below folder. ValueError if its class refuses them."""
-        given = dict(self.arguments)
+        settings = dict(self.arguments)
         if "save_dir" in arguments(self.kind):
-            given.setdefault("save_dir", "")
+            settings.setdefault("save_dir", "")
         if self.kind is loggers.MLFlowLogger and "MLFLOW_TRACKING_URI" not in os.environ:
             # MLflow no longer writes to plain files, Lightning's default
-            given.setdefault("tracking_uri", f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-            given.setdefault("artifact_location", str((folder / "mlflow").resolve()))
-        for name, value in given.items():
+            settings.setdefault("tracking_uri", f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+            settings.setdefault("artifact_location", str((folder / "mlflow").resolve()))
+        for name, value in settings.items():
             if isinstance(value, Component):
-                given[name] = value.create(folder)
+                settings[name] = value.create(folder)
             elif INSIDE.fullmatch(name) and isinstance(value, str):
-                given[name] = str(folder / value)
+                settings[name] = str(folder / value)
         try:
-            return self.kind(**given)
+            return self.kind(**settings)
         except Exception as error:  # what it raises depends on the class
             missing = isinstance(error, ModuleNotFoundError)
             fault = "needs a package that is not installed" if missing else "refuses its arguments"
@@ -217,38 +217,39 @@ def created(value: Any, folder: Path) -> Any:
 
 def _component(key: str, named: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
     named = {"class_path": named} if isinstance(named, str) else named
-    kind, settings = _class(key, named.get("class_path"), kinds, trusted), named.get("init_args") or {}
+    component_class, settings = _class(key, named.get("class_path"), kinds, trusted), named.get("init_args") or {}
     if not isinstance(settings, dict):
         raise SettingError.of(f"{key}.init_args", settings, "a mapping")
     if not trusted:
         _check_inside(key, settings)
     nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
     made = {name: _component(f"{key}.{name}", value, EVERY, trusted) for name, value in nested.items()}
-    parameters = arguments(kind)
+    parameters = arguments(component_class)
     required = [name for name, p in parameters.items() if p.default is p.empty and name != "save_dir"]
     missing = [name for name in required if name not in settings]
     check_names(f"key in {key}", named, ("class_path", "init_args"))
-    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
-        check_names(f"argument of {kind.__name__}", settings, parameters)
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(component_class).parameters.values()):
+        check_names(f"argument of {component_class.__name__}", settings, parameters)
     with keys_of(f"{key}.init_args"):
-        check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
-    offline = kind is loggers.WandbLogger and settings.get("offline") is True
-    local = issubclass(kind, LOCAL_LOGGERS) or (
-        settings.keys() <= LOCAL_ARGUMENTS.get(kind, set()) and (offline or kind is loggers.MLFlowLogger)
+        check(component_class, {name: value for name, value in settings.items() if not isinstance(value, dict)})
+    offline = component_class is loggers.WandbLogger and settings.get("offline") is True
+    local = issubclass(component_class, LOCAL_LOGGERS) or (
+        settings.keys() <= LOCAL_ARGUMENTS.get(component_class, set())
+        and (offline or component_class is loggers.MLFlowLogger)
     )
-    advice = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
+    advice = "set offline: true and leave other settings out, or " if component_class is loggers.WandbLogger else ""
     refuse(
-        missing and f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.",
+        missing and f"{key}: {component_class.__name__} needs {missing[0]}: add it to its init_args.",
         not trusted
-        and issubclass(kind, loggers.Logger)
+        and issubclass(component_class, loggers.Logger)
         and not local
         and f"{key} names {named['class_path']}, which may send measures to a server: {advice}{TRUSTED}.",
     )
-    return Component(key, kind, settings | made)
+    return Component(key, component_class, settings | made)
 
 
 def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
-    expected = " or ".join(kind.__name__ for kind in kinds)
+    expected = " or ".join(found.__name__ for found in kinds)
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", path):
         raise ValueError(f"{key} names the class {quoted(path)}, expected the path of a {expected}: correct it.")
     module, _, name = path.rpartition(".")
@@ -261,12 +262,12 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
     if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
         raise SettingError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
     try:
-        kind = getattr(importlib.import_module(module), name)
-        if not (isinstance(kind, type) and issubclass(kind, kinds)) or inspect.isabstract(kind) or kind in EVERY:
+        found = getattr(importlib.import_module(module), name)
+        if not (isinstance(found, type) and issubclass(found, kinds)) or inspect.isabstract(found) or found in EVERY:
             raise TypeError(f"it is not a {expected} that can be created")
     except Exception as error:  # importing a module runs it
         raise ValueError(f"{key} names {path}, which cannot be used ({reason_of(error)}): correct it.") from error
-    return kind
+    return found
 
 
 def _check_inside(key: str, value: Any) -> None:

@@ -140,10 +140,10 @@ def train_recipe(
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
-        before = read_resumable(last) if resume and last.exists() else None
+        stored = read_resumable(last) if resume and last.exists() else None
         task, source = recipe.build()
-        if before:
-            _check_same_run(before, recipe, target)
+        if stored:
+            _check_same_run(stored, recipe, target)
         elif values["init"]:
             start = start_weights(values["init"])
             line = task.start_from(start)
@@ -163,7 +163,7 @@ def train_recipe(
             write_text(target / RECIPE, dump_yaml(values))
             environment.append(target / ENVIRONMENT, environment.describe(trainer.num_devices, trainer.world_size))
             _tell_loggers(trainer.loggers[1:], values)
-        _fit(trainer, task, source, last, last if before else None)
+        _fit(trainer, task, source, last, last if stored else None)
     return target
 
 
@@ -172,8 +172,8 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         with replacing(folder / CURVES) as temporary:
             write_training_curve(rows, task.measures, temporary)
 
-    shown = bars(progress)
-    about = {  # in every checkpoint: rebuilds network, classes and preprocessing without the recipe
+    progress_bars = bars(progress)
+    facts = {  # in every checkpoint: rebuilds network, classes and preprocessing without the recipe
         "format": FORMAT,
         "recipe": recipe.resolved(),
         "class_names": list(source.class_names),
@@ -181,15 +181,15 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         "preprocessing": asdict(source.preprocessing),
         **recipe.run_class.facts_to_store(source),
     }
-    keeper = RunFolder(folder, about, say if progress and not shown else None, draw)
+    keeper = RunFolder(folder, facts, say if progress and not progress_bars else None, draw)
     number = recipe.values["processes_per_image"]
     sharing = [SharedRows(number)] if number > 1 else []
     return recipe.trainer(
-        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
+        [keeper, StopSafely(keeper.last), Summary(recipe, source), *progress_bars, *sharing, *callbacks],
         plugins=[AtomicCheckpointIO()],
         logger=TensorBoardLogger(folder, name=None, version="tensorboard"),
         default_root_dir=folder,
-        enable_progress_bar=bool(shown),
+        enable_progress_bar=bool(progress_bars),
         enable_model_summary=False,
     )
 
@@ -279,7 +279,7 @@ def _rank() -> int:
     return getattr(rank_zero_only, "rank", 0)
 
 
-def _check_same_run(before: dict[str, Any], recipe: Recipe, folder: Path) -> None:
+def _check_same_run(stored: dict[str, Any], recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change.
 
     Settings of the task that are newer than the run had their defaults then.
@@ -290,7 +290,7 @@ def _check_same_run(before: dict[str, Any], recipe: Recipe, folder: Path) -> Non
     for section in SAME:
         old, now = (
             {section: of_section} if section == "seed" else of_section or {}
-            for of_section in (before.get(section), values.get(section))
+            for of_section in (stored.get(section), values.get(section))
         )
         old = {key: value for key, value in newer.get(section, {}).items() if key in now} | old
         for key in sorted({*old, *now} - FREE):

@@ -109,7 +109,7 @@ def origin_of(
 
 def header(origin: Origin) -> dict[str, str]:
     """What the file of weights says about itself; safetensors allows only text."""
-    about = {
+    metadata = {
         "model": origin.model,
         "class_names": origin.run.class_names,
         "preprocessing": asdict(origin.run.preprocessing),
@@ -121,7 +121,7 @@ def header(origin: Origin) -> dict[str, str]:
         "limits": origin.limits,
         "license": origin.license,
     }
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
 
 
 def card(origin: Origin, title: str, use: str) -> str:
@@ -146,13 +146,14 @@ def card(origin: Origin, title: str, use: str) -> str:
 
 def _facts(origin: Origin) -> dict[str, str]:
     run, measures = origin.run, origin.measures
-    about = run.preprocessing
+    inputs = run.preprocessing
+    pixels = f"{inputs.channels}×{inputs.size[0]}×{inputs.size[1]} px"
     measured = {measures.declared[name].heading: measures.declared[name].cell(measures[name]) for name in measures}
     return {
         "parameters": f"{sum(parameter.numel() for parameter in run.network.parameters()):,}",
         "weights": f"{run.weights}, {'float16' if origin.half else 'float32'}",
-        "input": f"{about.channels}×{about.size[0]}×{about.size[1]} px, {about.interpolation}, crop {about.crop_pct:g}",
-        "mean, std": f"{', '.join(map(str, about.mean))}; {', '.join(map(str, about.std))}",
+        "input": f"{pixels}, {inputs.interpolation}, crop {inputs.crop_pct:g}",
+        "mean, std": f"{', '.join(map(str, inputs.mean))}; {', '.join(map(str, inputs.std))}",
         "classes": ", ".join(run.class_names),
         "data": origin.recipe["data"]["name"],
         "images to train on": f"{origin.trained_on:,}" if origin.trained_on else "unknown",

@@ -47,8 +47,8 @@ class ClassificationRun(ClassifierRun):
         if "root" in changes:
             stored = {key: value for key, value in stored.items() if key != "class_names"}
         if name == "digits":
-            about = self.preprocessing
-            stored = {"size": about.size[0], "channels": about.channels} | stored
+            preprocessing = self.preprocessing
+            stored = {"size": preprocessing.size[0], "channels": preprocessing.channels} | stored
         source = self.create_source(name, stored | changes)
         if isinstance(source, ImageFolder) and "held_out" not in changes:
             self._hold_out_the_same(source, root)
@@ -57,10 +57,10 @@ class ClassificationRun(ClassifierRun):
 
     def _hold_out_the_same(self, source: ImageFolder, trained_on: str | None) -> None:
         """Evaluates on files unseen in training: the held-out ones of the run's folder, or all of another one."""
-        before = self.stored.get("split_digest")
-        if before is not None and source.digest() == before:
+        digest = self.stored.get("split_digest")
+        if digest is not None and source.digest() == digest:
             return
-        if before is None or trained_on is None or source.root.resolve() != Path(trained_on).resolve():
+        if digest is None or trained_on is None or source.root.resolve() != Path(trained_on).resolve():
             source.held_out = 1
         else:
             logger.warning(

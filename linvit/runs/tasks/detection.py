@@ -228,21 +228,25 @@ def _per_class(values: Mapping[int, tuple[float, float, int]], source: Any) -> l
     names = dict(zip(ids, source.class_names, strict=True))
     if not values:
         return [paragraph("The data has no objects.")]
-    shown = figure_image(figures.class_shares(shares, source.class_names, "AP"), "average precision per class")
+    figure = figure_image(figures.class_shares(shares, source.class_names, "AP"), "average precision per class")
     rows = [
         {"class": names[key], "AP": f"{100 * ap:.2f} %", "AP50": f"{100 * ap50:.2f} %", "objects": f"{count:,}"}
         for key, (ap, ap50, count) in values.items()
     ]
     absent = f" {len(ids) - len(values)} classes have no object in the data." * (len(values) < len(ids))
-    return [shown, table(rows), paragraph(f"AP is the mean over IoU 0.50 to 0.95.{absent}")]
+    return [figure, table(rows), paragraph(f"AP is the mean over IoU 0.50 to 0.95.{absent}")]
 
 
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, target: dict[str, Any], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    names, shown, size = source.class_names, displayed(image, source.preprocessing), (image.shape[-2], image.shape[-1])
+    names, picture, size = (
+        source.class_names,
+        displayed(image, source.preprocessing),
+        (image.shape[-2], image.shape[-1]),
+    )
     crowds = zip(target["labels"].tolist(), target["iscrowd"].tolist(), strict=True)
     words = [names[label] + " (crowd)" * crowd for label, crowd in crowds]
     masks = target["masks"].bool() if "masks" in target else None
-    truth = draw_objects(shown, target["boxes"], target["labels"].tolist(), words, len(names), masks)
-    return truth, object_overlay(shown, detected(network, image.to(device), "", size, names), names)
+    truth = draw_objects(picture, target["boxes"], target["labels"].tolist(), words, len(names), masks)
+    return truth, object_overlay(picture, detected(network, image.to(device), "", size, names), names)

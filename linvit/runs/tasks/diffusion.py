@@ -153,8 +153,8 @@ class DiffusionRun(NamedRun, ImageRun):
         figure = Figure(figsize=(8.0, 6.5), layout="constrained")
         guidances = GUIDANCES[: 2 if cast(Diffusion, self.task).class_dropout else 1]
         for axes, guidance in zip(figure.subplots(1, len(guidances), squeeze=False)[0], guidances, strict=True):
-            shown = self.generate(classes=self.class_names[:CLASSES], count=COUNT, guidance=guidance)
-            axes.imshow(np.asarray(shown.grid()))
+            images = self.generate(classes=self.class_names[:CLASSES], count=COUNT, guidance=guidance)
+            axes.imshow(np.asarray(images.grid()))
             axes.set_title(f"guidance {guidance:g}")
             axes.set_axis_off()
         words = "Fréchet distances use the features of a small classifier: do not compare them with published FIDs."
@@ -176,8 +176,8 @@ def _class_number(name: str | int, class_names: Sequence[str]) -> int:
     is_index = not isinstance(name, str) or (name.isdecimal() and not any(map(str.isdecimal, class_names)))
     if is_index and 0 <= int(name) < len(class_names):
         return int(name)
-    known = ", ".join(class_names[:10]) + " …" * (len(class_names) > 10)
-    raise ValueError(f"The class {name!r} is unknown: name one of {known}, or its number.")
+    first = ", ".join(class_names[:10]) + " …" * (len(class_names) > 10)
+    raise ValueError(f"The class {name!r} is unknown: name one of {first}, or its number.")
 
 
 def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:

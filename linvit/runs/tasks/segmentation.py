@@ -92,7 +92,7 @@ class SegmentationRun(DenseRun):
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> MapPrediction:
             labels = label_map(network, image, size)
             of_classes = shares(labels, len(self.class_names))
-            return MapPrediction(name, labels, [(self.class_names[place], share) for place, share in of_classes])
+            return MapPrediction(name, labels, [(self.class_names[index], share) for index, share in of_classes])
 
         return self.predict_each(inputs, predicted, lambda row: replace(row, labels=None), weights, output, progress)
 
@@ -116,12 +116,12 @@ class SegmentationRun(DenseRun):
         items, unreadable = find_images(inputs)
         network, _ = self.placed_network(weights)
         rows, taken = [], set[str]()
-        shown = tracked(items, "Predicting", progress=progress)
-        for name, streamed, height in in_strips(self, network.cpu(), shown, unreadable, strips):
+        tracked_items = tracked(items, "Predicting", progress=progress)
+        for name, streamed, height in in_strips(self, network.cpu(), tracked_items, unreadable, strips):
             labels = streamed.maps[LABELS]
             save_pyramid(labels, height, self.labels, folder / "maps" / f"{untaken_name(name, taken)}.tif")
             of_classes = largest_shares(class_counts(labels, height, len(self.class_names)), height * labels.shape[3])
-            rows.append(MapPrediction(name, None, [(self.class_names[place], share) for place, share in of_classes]))
+            rows.append(MapPrediction(name, None, [(self.class_names[index], share) for index, share in of_classes]))
         self._write_names(folder)
         return DensePredictions(self, rows, unreadable, [], folder)
 
@@ -149,16 +149,16 @@ class SegmentationRun(DenseRun):
         overlap, accuracy, pixels = overlaps_by_class(confusion)
         rows = [
             {
-                "class": names[place],
-                "IoU": _percent(overlap[place]),
-                "pixel accuracy": _percent(accuracy[place]),
-                "pixels": f"{int(pixels[place]):,}",
+                "class": names[index],
+                "IoU": _percent(overlap[index]),
+                "pixel accuracy": _percent(accuracy[index]),
+                "pixels": f"{int(pixels[index]):,}",
             }
-            for place in range(len(names))
+            for index in range(len(names))
         ]
-        shown = figure_image(figures.class_shares(overlap, names, "IoU"), "intersection over union per class")
+        figure = figure_image(figures.class_shares(overlap, names, "IoU"), "intersection over union per class")
         return [
-            ("Intersection over union per class", [shown, table(rows)]),
+            ("Intersection over union per class", [figure, table(rows)]),
             ("Confused classes", _confused(confusion, names)),
             truth_and_answer(self, source, _truth_and_answer, "the prediction on the right"),
         ]
@@ -199,7 +199,7 @@ def _confusion(run: Trained, source: Source) -> Tensor:
 
 def _confused(confusion: Tensor, names: Sequence[str]) -> list[str]:
     errors = (confusion - torch.diag(confusion.diag())).flatten()
-    largest = [place for place in errors.argsort(descending=True, stable=True)[:PAIRS].tolist() if errors[place]]
+    largest = [index for index in errors.argsort(descending=True, stable=True)[:PAIRS].tolist() if errors[index]]
     rows = [
         {
             "true": names[true],
@@ -207,10 +207,10 @@ def _confused(confusion: Tensor, names: Sequence[str]) -> list[str]:
             "pixels": f"{errors[true * len(names) + answered].item():,}",
             "of the class": _percent(errors[true * len(names) + answered] / confusion[true].sum()),
         }
-        for true, answered in (divmod(place, len(names)) for place in largest)
+        for true, answered in (divmod(index, len(names)) for index in largest)
     ]
-    shown = figure_image(figures.confusion_matrix(confusion, names), "pixels of each true class by predicted class")
-    return [shown, table(rows) if rows else paragraph("Every pixel is classified correctly.")]
+    figure = figure_image(figures.confusion_matrix(confusion, names), "pixels of each true class by predicted class")
+    return [figure, table(rows) if rows else paragraph("Every pixel is classified correctly.")]
 
 
 def _truth_and_answer(
@@ -218,8 +218,8 @@ def _truth_and_answer(
 ) -> tuple[Tensor, Tensor]:
     size = (labels.shape[0], labels.shape[1])
     answer = label_map(network, image.to(device), size)
-    shown = F.resize(displayed(image, source.preprocessing), list(size))
-    return draw_map(shown, labels, source.class_names), draw_map(shown, answer, source.class_names)
+    picture = F.resize(displayed(image, source.preprocessing), list(size))
+    return draw_map(picture, labels, source.class_names), draw_map(picture, answer, source.class_names)
 
 
 def _percent(share: Tensor) -> str:

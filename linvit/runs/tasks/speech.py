@@ -173,8 +173,8 @@ class SpeechRun(NamedRun):
 
         def added() -> Iterator[str]:
             for number, piece in enumerate(pieces, start=1):
-                before = transcriber.text
-                yield transcriber.add(piece, last=number == len(pieces))[len(before) :]
+                text = transcriber.text
+                yield transcriber.add(piece, last=number == len(pieces))[len(text) :]
 
         return added()
 

@@ -167,9 +167,9 @@ class AlignmentRun(StudentRun):
     @classmethod
     def create_task(cls, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         original = cls.create_teacher(network, settings.get("teacher"), settings.get("copied", ALL))
-        given = lessons(network, original, scores=settings.get("match", OUTPUTS) == MAPS)
-        share(network, original, given)
-        return Alignment(network, original=original, lessons=given, num_classes=num_classes, **settings)
+        taught = lessons(network, original, scores=settings.get("match", OUTPUTS) == MAPS)
+        share(network, original, taught)
+        return Alignment(network, original=original, lessons=taught, num_classes=num_classes, **settings)
 
 
 class TransferRun(StudentRun):
