@@ -14,17 +14,7 @@ from torch import Tensor, nn
 
 from linvit.bench.clock import Call
 from linvit.bench.machine import peak
-from linvit.bench.networks import (
-    CLASSES,
-    COMPILED,
-    Case,
-    check_triton,
-    compiled,
-    create,
-    parts_of,
-    randomised,
-    row_of,
-)
+from linvit.bench.networks import CLASSES, COMPILED, Case, check_triton, compiled, create, parts_of, randomised, row_of
 from linvit.bench.options import TrainingOptions
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Progress, Report, Trial, measure_groups

@@ -7,7 +7,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
@@ -78,8 +78,8 @@ class Attention2d(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         modulation: str = "linear",
         lepe: bool = True,

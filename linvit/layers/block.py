@@ -7,18 +7,17 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
-from linvit.layers.checks import Device, Dtype, Expansion, Heads, Rate, Ratio, Scale, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
-from linvit.ranges import Checked
 
 
 def _drop_path(rate: float) -> nn.Module:
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
-class ConvFeedForward(Checked, nn.Module):
+class ConvFeedForward(nn.Module):
     """Two 1×1 convolutions with a 3×3 depthwise residual between them: fc2(h + dwconv(h)), h = gelu(fc1(x)).
 
     Args:
@@ -26,7 +25,7 @@ class ConvFeedForward(Checked, nn.Module):
         ratio: hidden channels over width; at least one channel.
     """
 
-    def __init__(self, width: Width, ratio: Ratio, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, ratio: float, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
         hidden = max(int(width * ratio), 1)
@@ -42,7 +41,7 @@ class ConvFeedForward(Checked, nn.Module):
         return x
 
 
-class AttentionBlock(Checked, nn.Module):
+class AttentionBlock(nn.Module):
     """RAVLT's and MAViT's block: x + cpe(x), then attention and feed-forward, each normed, scaled and added.
 
     Args:
@@ -59,14 +58,14 @@ class AttentionBlock(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         attention: dict[str, Any] | None = None,
         cpe: bool = True,
-        ffn_ratio: Ratio = 3.5,
-        layer_scale: Scale = 1.0,
-        drop_path: Rate = 0.0,
+        ffn_ratio: float = 3.5,
+        layer_scale: float = 1.0,
+        drop_path: float = 0.0,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -106,7 +105,7 @@ class AttentionBlock(Checked, nn.Module):
         return x
 
 
-class CareBlock(Checked, nn.Module):
+class CareBlock(nn.Module):
     """CARE's block: mix tokens, interact within the features, then across features and memory.
 
     The first quarter of the channels is the memory, the other three quarters are the features.
@@ -128,12 +127,12 @@ class CareBlock(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        head_width: Width,
+        width: int,
+        head_width: int,
         mechanism: str,
-        ratios: tuple[Expansion, Expansion],
-        layer_scale: Scale = 1e-6,
-        drop_path: Rate = 0.0,
+        ratios: tuple[int, int],
+        layer_scale: float = 1e-6,
+        drop_path: float = 0.0,
         last: bool = False,
         split: str = "asymmetric",
         interactions: tuple[bool, bool] = (True, True),

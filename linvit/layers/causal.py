@@ -5,7 +5,7 @@ linear mechanism then keeps one State, softmax attention all keys and values.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from timm.layers import SwiGLU
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import Range, lookup
+from linvit.ranges import lookup
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "none": None,
@@ -25,7 +25,6 @@ CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "silu": nn.SiLU,
 }
 FORMS = ("chunked", "matrix")
-Taps = Annotated[int, Range(0, 1_024)]
 
 
 class Packing:
@@ -100,11 +99,11 @@ class CausalAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        conv: Taps = 4,
-        lepe: Taps = 0,
+        conv: int = 4,
+        lepe: int = 0,
         modulation: str = "none",
         rope: bool = False,
         device: Device = None,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
@@ -103,8 +103,8 @@ class FrameAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
@@ -167,8 +167,8 @@ class ConvModule(nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        kernel: Kernel,
+        width: int,
+        kernel: int,
         causal: bool,
         conv_norm: str = "batch",
         device: Device = None,
@@ -223,15 +223,15 @@ class ConformerBlock(nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        kernel: Kernel,
+        kernel: int,
         causal: bool = False,
         modulation: str = "linear",
         conv_norm: str = "batch",
-        ratio: Expansion = 4,
-        dropout: Rate = 0.1,
+        ratio: int = 4,
+        dropout: float = 0.1,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
-from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.operator import AttentionLayer
-from linvit.ranges import Checked, lookup
+from linvit.ranges import lookup
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
@@ -38,7 +38,7 @@ class ValueAttention(AttentionLayer):
     """
 
     def __init__(
-        self, width: Width, head_width: Width, mechanism: str = "linear", device: Device = None, dtype: Dtype = None
+        self, width: int, head_width: int, mechanism: str = "linear", device: Device = None, dtype: Dtype = None
     ) -> None:
         if width % head_width:
             raise SettingError(
@@ -54,7 +54,7 @@ class ValueAttention(AttentionLayer):
         return self.operator.as_map(self.operator(query, key, value), (x.shape[-2], x.shape[-1]))
 
 
-class TokenMixer(Checked, nn.Module):
+class TokenMixer(nn.Module):
     """Mix the tokens of each group of channels: one group by attention, the others by local depthwise convolutions.
 
     Args:
@@ -69,8 +69,8 @@ class TokenMixer(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        head_width: Width,
+        width: int,
+        head_width: int,
         mechanism: str,
         split: str = "asymmetric",
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
@@ -116,7 +116,7 @@ def _group_widths(width: int, split: str, num_local: int) -> list[int]:
     return [attended] + [local] * num_local
 
 
-class Interaction(Checked, nn.Module):
+class Interaction(nn.Module):
     """An inverted bottleneck that mixes channels: norm, 1×1, GELU, depthwise 3×3, 1×1, plus the input.
 
     Args:
@@ -126,7 +126,7 @@ class Interaction(Checked, nn.Module):
     """
 
     def __init__(
-        self, width: Width, ratio: Expansion, project: bool = True, device: Device = None, dtype: Dtype = None
+        self, width: int, ratio: int, project: bool = True, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}

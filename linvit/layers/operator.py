@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
+from linvit.layers.checks import Device, Dtype, multiple_of_heads
 from linvit.layers.mechanisms import PLACES, mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard
-from linvit.ranges import Checked, OneOf, lookup
+from linvit.ranges import OneOf, lookup
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
@@ -73,7 +73,7 @@ class AttentionCache:
         return inputs + sum(x.nbytes for x in self.read or ())
 
 
-class Operator(Checked, nn.Module):
+class Operator(nn.Module):
     """The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for.
 
     Args:
@@ -97,8 +97,8 @@ class Operator(Checked, nn.Module):
     def __init__(
         self,
         mechanism: str,
-        heads: Heads,
-        head_width: Width,
+        heads: int,
+        head_width: int,
         feature_map: str | tuple[str, str] | None = None,
         weighting: str | None = None,
         normalizer: str | None = None,
@@ -277,7 +277,7 @@ class Operator(Checked, nn.Module):
         return gain, gain * num - gamma
 
 
-class AttentionLayer(Checked, nn.Module):
+class AttentionLayer(nn.Module):
     """The base of all attention layers: `heads`, and the `operator` of the mechanism.
 
     A subclass projects its input in `forward`, calls the operator and projects its output; between the two may be a
@@ -293,10 +293,10 @@ class AttentionLayer(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        operator_size: tuple[Heads, Width] | None = None,
+        operator_size: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()

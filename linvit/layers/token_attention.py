@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from linvit.errors import SettingError
 from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, Rate, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
@@ -60,16 +60,16 @@ class TokenAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         source: Annotated[CurrentGrid, IsA(CurrentGrid)] | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: Rate = 0.0,
-        operator_size: tuple[Heads, Width] | None = None,
+        operator_size: tuple[int, int] | None = None,
         device: Device = None,
         dtype: Dtype = None,
         **axes: Any,
@@ -263,11 +263,11 @@ class GatedAttention(TokenAttention):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool | Annotated[str, OneOf((LEARNED,))] = True,

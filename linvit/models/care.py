@@ -31,7 +31,7 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
-from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Expansion, Rate, Scale, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, Rate, Scale, TensorOptions
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import (
     imagenet_cfg,
@@ -43,7 +43,7 @@ from linvit.models.family import (
     warn_of_pattern,
 )
 from linvit.models.pretrained import create
-from linvit.ranges import OneOf
+from linvit.ranges import Amount, Count, OneOf
 
 SIZES: Mapping[str, dict[str, Any]] = {
     "care_nano": {
@@ -57,7 +57,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "care_s1": {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))},
     "care_s2": {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4},
 }
-Pair = tuple[Expansion, Expansion]
+Pair = tuple[Count, Count]
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
 
@@ -112,13 +112,13 @@ class CARE(Backbone):
 
     def __init__(
         self,
-        in_chans: Channels = 3,
-        num_classes: Classes = 1000,
+        in_chans: Count = 3,
+        num_classes: Amount = 1000,
         global_pool: Annotated[str, OneOf(("avg", ""))] = "avg",
-        widths: tuple[Width, Width, Width, Width] = (32, 64, 128, 256),
-        depths: tuple[Depth, Depth, Depth, Depth] = (2, 4, 8, 4),
+        widths: tuple[Count, Count, Count, Count] = (32, 64, 128, 256),
+        depths: tuple[Count, Count, Count, Count] = (2, 4, 8, 4),
         ratios: tuple[Pair, Pair, Pair, Pair] = ((2, 2), (2, 4), (4, 4), (4, 4)),
-        head_widths: tuple[Width, Width, Width, Width] = (8, 16, 16, 32),
+        head_widths: tuple[Count, Count, Count, Count] = (8, 16, 16, 32),
         pattern: str = "CCLL",
         layer_scale: Scale = 1e-6,
         split: str = "asymmetric",
@@ -237,4 +237,4 @@ def _create(variant: str, pretrained: bool, **kwargs: Any) -> CARE:
     return cast(CARE, create(CARE, variant, pretrained, **{**SIZES[variant], **kwargs}))
 
 
-register(_create, default_cfgs)
+register(_create, default_cfgs, __name__)

@@ -21,16 +21,10 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.checks import (
-    Channels,
-    Depth,
     Device,
     Dtype,
-    Heads,
-    Kernel,
-    Outputs,
     Rate,
     TensorOptions,
-    Width,
     check_filled,
     check_floats,
     check_whole_numbers,
@@ -47,7 +41,7 @@ from linvit.layers.conformer import (
 )
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Checked, lookup
+from linvit.ranges import Checked, Count, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -99,12 +93,12 @@ class Conformer(Checked, nn.Module):
 
     def __init__(
         self,
-        tokens: Outputs,
-        mels: Channels,
-        width: Width,
-        depth: Depth,
-        heads: Heads,
-        kernel: Kernel,
+        tokens: Count,
+        mels: Count,
+        width: Count,
+        depth: Count,
+        heads: Count,
+        kernel: Count,
         mechanism: str = "softmax",
         causal: bool = False,
         modulation: str = "linear",
@@ -112,7 +106,7 @@ class Conformer(Checked, nn.Module):
         conv_norm: str = "batch",
         dropout: Rate = 0.1,
         head: str = "ctc",
-        predictor_width: Width = 320,
+        predictor_width: Count = 320,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:

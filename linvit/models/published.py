@@ -3,7 +3,7 @@
 A citation names a row by source, table and row: "RALA, Table 9, w/o KV aug".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,16 +51,17 @@ class Published(NamedTuple):
     source: str
 
 
-def _rows() -> Iterator[tuple[str, Row]]:
-    for source, paper in CONTENT["papers"].items():
-        for place, table in paper["tables"].items():
-            units = table["columns"]
-            for name, cells in table["rows"].items():
-                values = {key: cell for key, cell in zip(units, cells, strict=True) if cell != MISSING}
-                yield f"{source}, {place}, {name}", Row(f"{source}, {place}", name, values, units)
-
-
-ROWS: Mapping[str, Row] = dict(_rows())
+ROWS: Mapping[str, Row] = {
+    f"{source}, {table}, {name}": Row(
+        f"{source}, {table}",
+        name,
+        {key: cell for key, cell in zip(content["columns"], cells, strict=True) if cell != MISSING},
+        content["columns"],
+    )
+    for source, paper in CONTENT["papers"].items()
+    for table, content in paper["tables"].items()
+    for name, cells in content["rows"].items()
+}
 """Citation → row."""
 
 

@@ -24,22 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.errors import SettingError
-from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
-from linvit.layers.checks import (
-    Depth,
-    Device,
-    Dtype,
-    Heads,
-    Outputs,
-    TensorOptions,
-    Width,
-    check_filled,
-    check_whole_numbers,
-    multiple_of_heads,
-)
+from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing
+from linvit.layers.checks import Device, Dtype, TensorOptions, check_filled, check_whole_numbers, multiple_of_heads
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Amount, Checked, Range, check, lookup
+from linvit.ranges import Amount, Checked, Count, Range, check, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
@@ -83,14 +72,14 @@ class Decoder(Checked, nn.Module):
 
     def __init__(
         self,
-        vocabulary: Outputs,
-        width: Width,
-        depth: Depth,
-        heads: Heads,
-        hidden: Width,
+        vocabulary: Count,
+        width: Count,
+        depth: Count,
+        heads: Count,
+        hidden: Count,
         mechanism: str = "mala",
-        conv: Taps = 4,
-        lepe: Taps = 0,
+        conv: Amount = 4,
+        lepe: Amount = 0,
         modulation: str = "none",
         rope: bool = False,
         device: Device = None,

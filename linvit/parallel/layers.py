@@ -57,11 +57,13 @@ def check_layers(network: nn.Module) -> None:
             )
         if type(module) not in KNOWN:
             raise ValueError(f"{where}, which cannot share its tokens: {ALTERNATIVES}")
-        if isinstance(module, nn.Conv2d) and not _has_rows(module):
-            raise ValueError(
-                f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"
-                " has rows: replace it"
-            )
+        if isinstance(module, nn.Conv2d):
+            padding, zeros = module.padding, module.padding_mode == "zeros"
+            if not zeros or isinstance(padding, str) or padding[0] > module.dilation[0] * (module.kernel_size[0] - 1):
+                raise ValueError(
+                    f"{where} with padding {padding} ({module.padding_mode}), expected zeros, fewer than the kernel has"
+                    " rows: replace it"
+                )
 
 
 def pooling(network: nn.Module) -> str:
@@ -78,11 +80,6 @@ def halo(conv: nn.Conv2d) -> tuple[int, int]:
     """
     padding, reach = cast(int, conv.padding[0]), conv.dilation[0] * (conv.kernel_size[0] - 1)
     return padding, max(reach - padding - conv.stride[0] + 1, 0)
-
-
-def _has_rows(conv: nn.Conv2d) -> bool:
-    zeros = conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-    return zeros and cast(tuple[int, int], conv.padding)[0] <= conv.dilation[0] * (conv.kernel_size[0] - 1)
 
 
 @dataclass
@@ -109,7 +106,11 @@ def share_layers(network: nn.Module, exchange: Exchange, num_prefix: int, device
     layout = Layout()
     for name, module in network.named_modules():
         if isinstance(module, nn.Conv2d):
-            layout.halos.append((name, layout.stride, max(_share_convolution(module, exchange, name))))
+            rows = *halo(module), cast(int, module.padding[0])  # from above, from below, and zeros after the last row
+            if max(rows):
+                module.padding = (0, cast(int, module.padding[1]))
+                _set_forward(module, partial(_convolution, module, exchange, rows, name))
+            layout.halos.append((name, layout.stride, max(rows)))
             layout.stride *= module.stride[0]
         elif isinstance(module, swin_transformer.PatchMerging):
             layout.stride *= 2
@@ -132,15 +133,6 @@ def share_layers(network: nn.Module, exchange: Exchange, num_prefix: int, device
 
 def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     setattr(module, "forward", forward)  # noqa: B010 - mypy allows no other method
-
-
-def _share_convolution(conv: nn.Conv2d, exchange: Exchange, name: str) -> tuple[int, int, int]:
-    """Rows from above, from below, and zeros after the last row."""
-    rows = *halo(conv), cast(int, conv.padding[0])
-    if max(rows):
-        conv.padding = (0, cast(int, conv.padding[1]))
-        _set_forward(conv, partial(_convolution, conv, exchange, rows, name))
-    return rows
 
 
 def _convolution(conv: nn.Conv2d, exchange: Exchange, rows: tuple[int, int, int], name: str, x: Tensor) -> Tensor:

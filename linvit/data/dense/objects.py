@@ -17,13 +17,7 @@ from torchvision.ops import box_convert
 
 from linvit.data.dense.annotations import Annotations, to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
-from linvit.data.dense.transforms import (
-    CROP_RANGE,
-    CROP_SHORT_SIDES,
-    RESIZINGS,
-    SHORT_SIDES,
-    detection_transform,
-)
+from linvit.data.dense.transforms import CROP_RANGE, CROP_SHORT_SIDES, RESIZINGS, SHORT_SIDES, detection_transform
 from linvit.data.disk import data_folder, warn_or_raise
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size

@@ -10,14 +10,13 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import clip_boxes_to_image, nms
 
-from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.inputs import CheckedInputs, ImageBatch, padded
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Sizes, Step
-from linvit.ranges import Checked, IsA
+from linvit.ranges import Checked, Count, IsA
 
 Targets = list[dict[str, Tensor]]
 
@@ -136,10 +135,10 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
     def __init__(
         self,
         backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
-        num_classes: Outputs,
-        width: Width = 256,
-        hidden: Width = 1024,
-        num_regions: Width = 512,
+        num_classes: Count,
+        width: Count = 256,
+        hidden: Count = 1024,
+        num_regions: Count = 512,
     ) -> None:
         proposals = Proposals(width, *self.proposals)
         heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)

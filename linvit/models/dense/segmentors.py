@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Outputs
 from linvit.models.dense.backbone import DenseBackbone, Neck, conv_norm_relu
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked, IsA, Range
+from linvit.ranges import Checked, Count, IsA, Range
 
-Halved = Annotated[int, Range(2, 65_536)]
+Halved = Annotated[int, Range(2)]
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ class SemanticFPN(Checked, ReleasedNames, nn.Module):
     backbone_prefix = "backbone."
 
     def __init__(
-        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 256
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Count, width: Halved = 256
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -148,7 +147,7 @@ class UperNet(Checked, ReleasedNames, nn.Module):
     backbone_prefix = "backbone."
 
     def __init__(
-        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 512
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Count, width: Halved = 512
     ) -> None:
         super().__init__()
         self.backbone = backbone
