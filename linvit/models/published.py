@@ -87,13 +87,3 @@ def _published(first: str, *others: str) -> Published:
 
 PUBLISHED: Mapping[str, Published] = {name: _published(*rows) for name, rows in CONTENT["networks"].items()}
 """The networks with a published accuracy, by their names in timm."""
-
-FRAMEWORKS: Mapping[str, Mapping[str, str]] = CONTENT["frameworks"]
-"""Framework of detectors and segmentors → family of backbones → table."""
-
-
-def dense_row(framework: str, backbone: str) -> Row | None:
-    """The row with the published size of a detector or segmentor; None without one."""
-    rows = CONTENT["networks"].get(backbone)
-    table = FRAMEWORKS[framework].get(backbone.partition("_")[0])
-    return ROWS.get(f"{table}, {ROWS[rows[0]].name}") if rows else None
