@@ -124,10 +124,7 @@ def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Ten
 
 
 def measure(options: TrainingOptions, report: Report, progress: Progress) -> None:
-    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves.
-
-    Raises as `measure_groups`.
-    """
+    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves."""
     where = f"{options.size[0]} × {options.size[1]} px, batch {options.batch}"
     groups = ((f"{name}, {where}", trials(name, options)) for name in options.names)
     measure_groups(groups, options, report, progress, graphs=False)  # the optimizer's step is not captured

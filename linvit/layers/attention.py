@@ -39,8 +39,6 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     """The keyword arguments of one stage's Attention2d, taken from those of the whole network.
 
     Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
-
-    Raises ValueError for an unknown key; the message lists the known ones.
     """
     keys = (*AXES, *AROUND)
     for key in attention or {}:

@@ -1,13 +1,13 @@
 """The blocks that the stages of RAVLT, MAViT and CARE are made of, and their feed-forward."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
@@ -25,9 +25,8 @@ class ConvFeedForward(nn.Module):
         ratio: hidden channels over width; at least one channel.
     """
 
-    def __init__(self, width: int, ratio: float, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, ratio: float, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         hidden = max(int(width * ratio), 1)
         self.fc1 = PointwiseConv(width, hidden, **dd)
         self.act = nn.GELU()
@@ -66,11 +65,9 @@ class AttentionBlock(nn.Module):
         ffn_ratio: float = 3.5,
         layer_scale: float = 1.0,
         drop_path: float = 0.0,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.layer_scale = layer_scale
         self.cpe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
@@ -138,11 +135,9 @@ class CareBlock(nn.Module):
         interactions: tuple[bool, bool] = (True, True),
         memory: bool = True,
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         first, second = interactions
         self.memory_width = width // 4 if memory else 0
         self.layer_scale = layer_scale

@@ -63,10 +63,10 @@ class CausalConv(nn.Module):
         passes: initialize as the identity; otherwise with small random values.
     """
 
-    def __init__(self, width: int, size: int, passes: bool = True, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, size: int, passes: bool = True, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
         self.size, self.passes = size, passes
-        self.weight = nn.Parameter(torch.empty(width, 1, size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(width, 1, size, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -106,10 +106,8 @@ class CausalAttention(AttentionLayer):
         lepe: int = 0,
         modulation: str = "none",
         rope: bool = False,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
         if rope and width // heads % 2:

@@ -50,7 +50,7 @@ Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
 Shape = tuple[str | int, ...]
 
 
-class TensorOptions(TypedDict):
+class TensorOptions(TypedDict, total=False):
     """Device and dtype of a layer's parameters."""
 
     device: torch.device | str | int | None

@@ -7,7 +7,7 @@ values, and both from the last inputs of the convolution.
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import Mlp
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import TensorOptions
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
@@ -60,9 +60,8 @@ class Subsampling(nn.Module):
         causal: no frame sees a later one; output i depends on features 0 … 4·i.
     """
 
-    def __init__(self, mels: int, width: int, causal: bool, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, mels: int, width: int, causal: bool, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (2, 0) if causal else (1, 1)
         self.conv1 = nn.Conv2d(1, width, 3, stride=2, **dd)
         self.conv2 = nn.Conv2d(width, width, 3, stride=2, **dd)
@@ -108,10 +107,8 @@ class FrameAttention(AttentionLayer):
         mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
@@ -166,16 +163,9 @@ class ConvModule(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        kernel: int,
-        causal: bool,
-        conv_norm: str = "batch",
-        device: Device = None,
-        dtype: Dtype = None,
+        self, width: int, kernel: int, causal: bool, conv_norm: str = "batch", **dd: Unpack[TensorOptions]
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (kernel - 1, 0) if causal else ((kernel - 1) // 2, kernel // 2)
         self.norm = nn.LayerNorm(width, **dd)
         self.expand = nn.Linear(width, 2 * width, **dd)
@@ -232,11 +222,9 @@ class ConformerBlock(nn.Module):
         conv_norm: str = "batch",
         ratio: int = 4,
         dropout: float = 0.1,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         feed: dict[str, Any] = {"act_layer": nn.SiLU, "drop": dropout, **dd}
         self.norm1 = nn.LayerNorm(width, **dd)
         self.ffn1 = Mlp(width, ratio * width, **feed)
@@ -270,10 +258,10 @@ class Predictor(nn.Module):
     Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711), with the sizes of Conformer.
     """
 
-    def __init__(self, tokens: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        self.embed = nn.Embedding(tokens, width, device=device, dtype=dtype)
-        self.lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
+        self.embed = nn.Embedding(tokens, width, **dd)
+        self.lstm = nn.LSTM(width, width, batch_first=True, **dd)
 
     def forward(
         self, tokens: Tensor, before: tuple[Tensor, Tensor] | None = None
@@ -287,9 +275,8 @@ class Predictor(nn.Module):
 class Joint(nn.Module):
     """The joint network of a transducer: logits of every token for each frame and each place in the text."""
 
-    def __init__(self, tokens: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, frame_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.frame = nn.Linear(frame_width, width, **dd)
         self.place = nn.Linear(width, width, **dd)
         self.head = nn.Linear(width, tokens, **dd)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from linvit.arguments import is_traced
-from linvit.layers.checks import Device, Dtype
+from linvit.layers.checks import TensorOptions
 from linvit.ops.backend import built_for_cpu
 
 ONEDNN_FROM = 16  # images in a batch from which torch computes 1×1 convolutions with oneDNN, whatever the threads
@@ -70,9 +70,9 @@ class DepthwiseConv(nn.Conv2d):
         kernel: (height, width) of the kernel.
     """
 
-    def __init__(self, width: int, kernel: tuple[int, int], device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, kernel: tuple[int, int], **dd: Unpack[TensorOptions]) -> None:
         padding = (kernel[0] // 2, kernel[1] // 2)
-        super().__init__(width, width, kernel, padding=padding, groups=width, device=device, dtype=dtype)
+        super().__init__(width, width, kernel, padding=padding, groups=width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import use_fused_attn
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, multiple_of_heads
-from linvit.layers.mechanisms import PLACES, mechanism_of
+from linvit.layers.checks import TensorOptions, multiple_of_heads
+from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard
-from linvit.ranges import OneOf, lookup
+from linvit.ranges import lookup
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
@@ -103,9 +103,8 @@ class Operator(nn.Module):
         weighting: str | None = None,
         normalizer: str | None = None,
         causal: bool = False,
-        place: Annotated[str, OneOf(PLACES)] | None = None,
-        device: Device = None,
-        dtype: Dtype = None,
+        place: str | None = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
         given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
@@ -130,10 +129,10 @@ class Operator(nn.Module):
         self.beta: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
         if changes.get("weighting") == LEARNED:
-            self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
+            self.mean_query = nn.Parameter(torch.empty(heads * head_width, **dd))
         if changes.get("normalizer") == LEARNED:
-            self.beta = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
-            self.gamma = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+            self.beta = nn.Parameter(torch.empty(heads, **dd))
+            self.gamma = nn.Parameter(torch.empty(heads, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,11 +1,13 @@
 """From an image to the first map, and from the map of one stage to that of the next."""
 
+from typing import Unpack
+
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, TensorOptions, check_filled, check_floats
+from linvit.layers.checks import TensorOptions, check_filled, check_floats
 from linvit.layers.convolutions import runs_on_onednn
 
 MIN_SIDE = 32
@@ -60,8 +62,7 @@ class Stem(nn.Sequential):
 class ConvStem(Stem):
     """Four 3×3 convolutions with batch norm, total stride 4 (RAVLT and MAViT)."""
 
-    def __init__(self, in_chans: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         layers: list[nn.Module] = []
         previous = in_chans
         for out, stride in ((width // 2, 2), (width // 2, 1), (width // 2, 1), (width, 2)):
@@ -73,17 +74,15 @@ class ConvStem(Stem):
 class PatchStem(Stem):
     """A 4×4 convolution with stride 4 and batch norm (CARE); up to 3 px at the right and bottom edge are not read."""
 
-    def __init__(self, in_chans: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__(in_chans, nn.Conv2d(in_chans, width, 4, 4, **dd), nn.BatchNorm2d(width, **dd))
 
 
 class ConvDownsample(nn.Module):
     """Halve the sides, rounded up: 3×3 convolution with stride 2, then batch norm (RAVLT and MAViT)."""
 
-    def __init__(self, in_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.conv = nn.Conv2d(in_width, width, 3, 2, 1, **dd)
         self.norm = nn.BatchNorm2d(width, **dd)
 
@@ -95,9 +94,8 @@ class ConvDownsample(nn.Module):
 class PatchDownsample(nn.Module):
     """Halve the sides, rounded down: batch norm, then a 2×2 convolution with stride 2 (CARE)."""
 
-    def __init__(self, in_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.norm = nn.BatchNorm2d(in_width, **dd)
         self.conv = nn.Conv2d(in_width, width, 2, 2, **dd)
 

@@ -117,8 +117,6 @@ class TokenAttention(AttentionLayer):
                 sizes a mask is expected, the one that timm makes of their `patch_valid`; the patches are used instead.
             rope: timm's rotation of the tokens of the grid, sines and then cosines (…, height × width, 2 × head width);
                 it replaces that of the mechanism.
-
-        Raises ValueError for a mask, and for a number of tokens that does not fit the grid.
         """
         patches = self.source.patches if self.source is not None and grid is None else None
         if is_causal or (attn_mask is not None and patches is None):

@@ -24,7 +24,7 @@ are published on a hub. The nano size is ours, for images of 32 to 64 px.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Unpack, cast
 
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import generate_default_cfgs
@@ -67,11 +67,8 @@ class CareHead(nn.Module):
     norm: nn.Module
     fc: nn.Module
 
-    def __init__(
-        self, width: int, num_classes: int, drop_rate: float = 0.0, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    def __init__(self, width: int, num_classes: int, drop_rate: float = 0.0, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.act = nn.GELU()
         self.norm = nn.LayerNorm(width, eps=1e-6, **dd)
         self.drop = nn.Dropout(drop_rate)
@@ -105,9 +102,6 @@ class CARE(Backbone):
         distillation: add a second head, which learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
-
-    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
-    with in_chans channels and sides of at least 32 px.
     """
 
     def __init__(

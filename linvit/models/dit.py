@@ -18,7 +18,7 @@ convolution of v and the width of the feed-forward are options.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
@@ -59,17 +59,10 @@ class DiTAttention(TokenAttention):
     """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        mechanism: str,
-        grid: tuple[int, int],
-        local: bool,
-        device: Device = None,
-        dtype: Dtype = None,
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, **dd: Unpack[TensorOptions]
     ) -> None:
-        super().__init__(width, heads, mechanism, grid, device=device, dtype=dtype)
-        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
+        super().__init__(width, heads, mechanism, grid, **dd)
+        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
         self.local = convolution if local else None
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
@@ -112,8 +105,6 @@ class DiT(Checked, nn.Module):
         learn_sigma: also predict the variance, in as many further channels: its position between its bounds (−1 … 1).
         label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
             more from labels with a larger value.
-
-    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     positions: Tensor
@@ -189,8 +180,6 @@ class DiT(Checked, nn.Module):
             images: floating point, input_size high and wide.
             times: int64 (batch,), steps of the noise process, 0 … 999.
             labels: int64 (batch,), classes, or num_classes for none.
-
-        Raises TypeError or ValueError for inputs of the wrong type, shape or range.
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")

@@ -25,8 +25,6 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     Args:
         pattern: one letter per stage, such as "LLSS".
         letters: the mechanism for each letter.
-
-    Raises ValueError if the pattern is not four known letters.
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())

@@ -212,12 +212,11 @@ def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
     return "".join(letter * (count // len(pattern)) for letter in pattern)
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"pool_size": None, "classifier": "head"} if name.startswith("deit") else {}
-    return imagenet_cfg(fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.proj", **body)
-
-
-default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in NAMES})
+CFG = imagenet_cfg(fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.proj")
+OF_DEIT = {"pool_size": None, "classifier": "head"}
+default_cfgs = generate_default_cfgs(
+    {f"{name}.untrained": {**CFG, **(OF_DEIT if name.startswith("deit") else {})} for name in NAMES}
+)
 
 
 def _build(

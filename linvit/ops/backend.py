@@ -18,10 +18,6 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
 
     "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
     recorded that they are exact there, on a CPU the C++ kernel once `linvit.kernels.cpu.build` has been called.
-
-    Raises:
-        TypeError: if `backend` is not a string.
-        ValueError: for an unknown backend, or one that cannot run; the message says why.
     """
     if not isinstance(backend, str):
         raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")

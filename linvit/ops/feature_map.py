@@ -131,12 +131,7 @@ def sees_one_token(feature_map: FeatureMap) -> bool:
 
 
 def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
-    """The function of that name; or the given function, whose results are then checked.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: for an unknown name; the message lists the known ones.
-    """
+    """The function of that name; or the given function, whose results are then checked."""
     if isinstance(feature_map, str):
         if feature_map not in FEATURE_MAPS:
             raise ValueError(

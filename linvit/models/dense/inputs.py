@@ -34,8 +34,6 @@ class CheckedInputs:
             targets: in training one dict per image: boxes (n, 4), left, top, right and bottom in pixels; labels int64
                 (n,), 0 … num_classes - 1; for a network with masks also masks (n, height, width), bool or uint8.
                 iscrowd (n,) marks crowds, which are not learned.
-
-        Raises TypeError or ValueError for images or targets of the wrong type, shape or range.
         """
         network = cast(nn.Module, self)
         if not is_traced():

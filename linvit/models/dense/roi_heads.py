@@ -139,8 +139,6 @@ class RegionHeads(nn.Module):
         num_regions: regions per image on which each step is trained, at most a quarter of them objects.
 
     In evaluation the class logits (unnormalized, as released) and mask probabilities of the steps are averaged.
-
-    Raises ValueError for an unknown box_loss.
     """
 
     def __init__(
