@@ -103,8 +103,7 @@ def for_xnnpack(program: ExportedProgram) -> ExportedProgram:
     targets = {node.target for node in program.graph.nodes}
     # weights stay in 8 bits
     kept = {target for target in targets if getattr(target, "namespace", None) == "quantized_decomposed"}
-    smaller: ExportedProgram = constant_prop_pass(program, custom_skip_targets=kept)
-    return smaller
+    return constant_prop_pass(program, custom_skip_targets=kept)
 
 
 def mean(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:

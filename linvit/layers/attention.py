@@ -105,8 +105,7 @@ class Attention2d(AttentionLayer):
         y = self.operator(query, key, value, rotary if self.rope else None)
         y = self.with_local(self.operator.as_map(y, grid), value.mT.flatten(1, 2).unflatten(-1, grid))
         y = self.gated(y, projections[3] if self.projected else x)
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
     def with_local(self, y: Tensor, value: Tensor) -> Tensor:
         """The output of the operator plus LePE; both are maps."""

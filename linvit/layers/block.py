@@ -36,8 +36,7 @@ class ConvFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
         x = self.act(self.fc1(x))
-        x = self.fc2(x + self.dwconv(x))
-        return x
+        return self.fc2(x + self.dwconv(x))
 
 
 class AttentionBlock(nn.Module):
@@ -86,20 +85,17 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
-        x = self.with_feed_forward(self.with_attention(x, rotary))
-        return x
+        return self.with_feed_forward(self.with_attention(x, rotary))
 
     def with_attention(self, x: Tensor, rotary: Rotary) -> Tensor:
         """The first half of the block."""
         if self.cpe is not None:
             x = x + self.cpe(x)
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
-        return x
+        return x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
 
     def with_feed_forward(self, x: Tensor) -> Tensor:
         """The second half of the block."""
-        x = x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
-        return x
+        return x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
 
 
 class CareBlock(nn.Module):
@@ -164,7 +160,5 @@ class CareBlock(nn.Module):
         if self.interact_memory is not None:
             mixed = self.interact_memory(mixed)
         if self.gamma is None:
-            mixed = self.drop_path(mixed)
-            return mixed
-        x = x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))
-        return x
+            return self.drop_path(mixed)
+        return x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))

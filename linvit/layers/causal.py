@@ -160,8 +160,7 @@ class CausalAttention(AttentionLayer):
             y = packing.together(y, x)
         if self.modulate is not None:
             y = y * self.modulate(gate)
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
 
 class CausalOptions(TypedDict, total=False):
@@ -203,5 +202,4 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As CausalAttention."""
         x = x + self.attn(self.norm1(x), *args, **kwargs)
-        x = x + self.ffn(self.norm2(x))
-        return x
+        return x + self.ffn(self.norm2(x))

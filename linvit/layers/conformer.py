@@ -85,8 +85,7 @@ class Subsampling(nn.Module):
             x = relu(conv(pad(x, (1, 1))))
         if before is not None:
             before[:] = tails
-        x = self.proj(x.transpose(1, 2).flatten(2))
-        return x
+        return self.proj(x.transpose(1, 2).flatten(2))
 
 
 class FrameAttention(AttentionLayer):
@@ -148,8 +147,7 @@ class FrameAttention(AttentionLayer):
         y = merged(self.operator(query, key, value, rotary, key_mask=valid, bias=bias, cache=cache))
         if self.gate is not None and self.modulate is not None:
             y = y * self.modulate(self.gate(x))
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
 
 class ConvModule(nn.Module):
@@ -185,16 +183,13 @@ class ConvModule(nn.Module):
         # as a channels_last image of one row: no copy
         row, weight = history.mT.unsqueeze(-2), self.depthwise.weight.unsqueeze(-2)
         x = conv2d(row, weight, self.depthwise.bias, groups=x.shape[-1]).squeeze(-2).mT
-        x = self.proj(silu(self._normalized(x, valid)))
-        return x
+        return self.proj(silu(self._normalized(x, valid)))
 
     def _normalized(self, x: Tensor, valid: Tensor | None) -> Tensor:
         if isinstance(self.conv_norm, nn.LayerNorm):
-            x = self.conv_norm(x)
-            return x
+            return self.conv_norm(x)
         if valid is None or not self.training:
-            x = self.conv_norm(x.flatten(0, 1)).view_as(x)
-            return x
+            return self.conv_norm(x.flatten(0, 1)).view_as(x)
         counted: Tensor = self.conv_norm(x[valid])
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
 
@@ -248,8 +243,7 @@ class ConformerBlock(nn.Module):
         x = x + self.dropout(self.attn(self.norm2(x), positions, valid, cache))
         x = x + self.dropout(self.conv(x, valid, cache))
         x = x + 0.5 * self.ffn2(self.norm3(x))
-        x = self.norm4(x)
-        return x
+        return self.norm4(x)
 
 
 class Predictor(nn.Module):
@@ -283,5 +277,4 @@ class Joint(nn.Module):
 
     def forward(self, frames: Tensor, places: Tensor) -> Tensor:
         """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, tokens)."""
-        logits: Tensor = self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
-        return logits
+        return self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))

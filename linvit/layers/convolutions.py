@@ -78,16 +78,13 @@ class DepthwiseConv(nn.Conv2d):
         """Map (batch, width, height, width) to a map of the same shape."""
         kernels = built_for_cpu()
         if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
-            x = kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
-            return x
-        x = self._conv_forward(x, self.weight, self.bias)
-        return x
+            return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
+        return self._conv_forward(x, self.weight, self.bias)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
     """F.linear followed by "gelu" or "none" in one pass of oneDNN, if `runs_on_onednn`."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
 
 
 def _flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:

@@ -27,8 +27,7 @@ class Strips(nn.Module):
         self.horizontal = DepthwiseConv(width, (1, 11), **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.vertical(x) + self.horizontal(x)
-        return y
+        return self.vertical(x) + self.horizontal(x)
 
 
 @register_notrace_module

@@ -36,9 +36,9 @@ class KeyValues:
         end = self.length + key.shape[-2]
         if self.key is None or end > self.key.shape[-2]:
             grown = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (key, value)]
-            for buffer, held in zip(grown, (self.key, self.value), strict=True):
-                if held is not None:
-                    buffer[:, :, : self.length] = held[:, :, : self.length]
+            for buffer, full in zip(grown, (self.key, self.value), strict=True):
+                if full is not None:
+                    buffer[:, :, : self.length] = full[:, :, : self.length]
             self.key, self.value = grown
         assert self.value is not None
         self.key[:, :, self.length : end] = key
@@ -107,8 +107,8 @@ class Operator(nn.Module):
         **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-        changes: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
+        replacing = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+        changes: dict[str, Any] = {axis: value for axis, value in replacing.items() if value is not None}
         axes = mechanism_of(mechanism, place).axes_of(causal)
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")

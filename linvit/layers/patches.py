@@ -87,8 +87,7 @@ class ConvDownsample(nn.Module):
         self.norm = nn.BatchNorm2d(width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        return x
+        return self.norm(self.conv(x))
 
 
 class PatchDownsample(nn.Module):
@@ -100,5 +99,4 @@ class PatchDownsample(nn.Module):
         self.conv = nn.Conv2d(in_width, width, 2, 2, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(self.norm(x))
-        return x
+        return self.conv(self.norm(x))

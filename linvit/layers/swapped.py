@@ -36,8 +36,7 @@ class GridPatchEmbed(PatchEmbed):
         """Images (batch, channels, height, width) to tokens."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         self.source.note(whole(height, width))
-        x = PatchEmbed.forward(self, x)
-        return x
+        return PatchEmbed.forward(self, x)
 
 
 class GridNaFlexEmbeds(NaFlexEmbeds):
@@ -89,8 +88,7 @@ class MapAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A map to a map of the same shape."""
         height, width = x.shape[1:3]
-        y: Tensor = self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
-        return y
+        return self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
 
 
 class UnrolledAttention(nn.Module):
@@ -172,5 +170,4 @@ class LocalMlp(nn.Module):
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT
         x = self.drop1(self.act(torch.cat((prefix, local), dim=1)))
-        x = self.drop2(self.fc2(self.norm(x)))
-        return x
+        return self.drop2(self.fc2(self.norm(x)))

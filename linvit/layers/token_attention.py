@@ -246,8 +246,7 @@ class LinearAngular(TokenAttention):
         nn.init.zeros_(self.dconv.weight)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        y = normalize(y, dim=-1) + self.dconv(value)
-        return y
+        return normalize(y, dim=-1) + self.dconv(value)
 
 
 class GatedAttention(TokenAttention):

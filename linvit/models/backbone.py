@@ -174,8 +174,7 @@ class Backbone(Checked, nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        x = self.final_conv(self.stages(self.stem(x)))
-        return x
+        return self.final_conv(self.stages(self.stem(x)))
 
     def forward(self, x: Tensor) -> Any:
         """Images to logits (batch, num_classes)."""

@@ -81,8 +81,7 @@ class CareHead(nn.Module):
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.drop(self.norm(self.act(x)))
-        x = x if pre_logits else self.fc(x)
-        return x
+        return x if pre_logits else self.fc(x)
 
 
 class CARE(Backbone):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.layers.checks import (
     Device,
     Dtype,
@@ -199,13 +199,13 @@ class Conformer(Checked, nn.Module):
             cache: `StreamCache()` at the start.
         """
         self._check(features)
-        if not self.causal or self.transduces or self.training:
-            raise SettingError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
-        if cache.features % SUBSAMPLED:
-            raise ValueError(
-                f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"
-                f" {SUBSAMPLED} frames in every call except the last."
-            )
+        refuse(
+            (not self.causal or self.transduces or self.training)
+            and "Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.",
+            cache.features % SUBSAMPLED
+            and f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"
+            f" {SUBSAMPLED} frames in every call except the last.",
+        )
         if not cache.layers:
             cache.layers = [AttentionCache() for _ in self.blocks]
         x = self.subsampling(features, None, cache.inputs)
@@ -214,8 +214,7 @@ class Conformer(Checked, nn.Module):
             x = block(x, positions, None, layer)
         cache.features += features.shape[1]
         cache.frames += x.shape[1]
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
     def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
         frames = x.shape[1]

@@ -87,8 +87,7 @@ class DiTBlock(nn.Module):
         """Tokens (batch, tokens, width) under a condition (batch, width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(silu(condition)).unsqueeze(1).chunk(6, -1)
         x = x + gate1 * self.attn(self.norm1(x) * (1 + scale1) + shift1)
-        x = x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
-        return x
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
 
 
 class DiT(Checked, nn.Module):

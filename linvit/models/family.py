@@ -97,8 +97,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(checkpoint.get(name), Mapping):
             checkpoint = checkpoint[name]
             break
-    weights: dict[str, Any] = clean_state_dict(dict(checkpoint))
-    return weights
+    return clean_state_dict(dict(checkpoint))
 
 
 class PatternWarning(UserWarning):

@@ -30,8 +30,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     home = kernels if backend == "triton" or (backend == "auto" and query.is_cuda) else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
-        kernel: Callable[..., Tensor] = home.linear_attention
-        return kernel
+        return home.linear_attention
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
@@ -45,8 +44,7 @@ def _ready(query: Tensor, causal: bool | str | None) -> bool:
         return False
     from linvit.kernels import record
 
-    passed: bool = record.passed(query.device, bool(causal))
-    return passed
+    return record.passed(query.device, bool(causal))
 
 
 def built_for_cpu() -> ModuleType | None:

@@ -11,6 +11,7 @@ from timm.layers.adaptive_avgmax_pool import FastAdaptiveAvgPool
 from timm.models import pvt_v2, swin_transformer, vision_transformer
 from torch import Tensor, nn
 
+from linvit.errors import refuse
 from linvit.layers import block, convolutions, patches
 from linvit.layers import mixer as care_layers
 from linvit.layers.attention import Attention2d
@@ -50,20 +51,21 @@ def check_layers(network: nn.Module) -> None:
     for name, module in network.named_modules():
         layer = type(module).__name__
         where = f"`network` has the layer {name} ({layer})" if name else f"`network` is of the class {layer}"
-        if isinstance(module, Operator) and module.options is None:
-            raise ValueError(
-                f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages"
-                " or blocks, such as `pattern='LLLL'`, or ring attention for softmax"
+        refuse(
+            isinstance(module, Operator)
+            and module.options is None
+            and f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages or"
+            " blocks, such as `pattern='LLLL'`, or ring attention for softmax",
+            type(module) not in KNOWN and f"{where}, which cannot share its tokens: {ALTERNATIVES}",
+            isinstance(module, nn.Conv2d)
+            and (
+                module.padding_mode != "zeros"
+                or isinstance(module.padding, str)
+                or module.padding[0] > module.dilation[0] * (module.kernel_size[0] - 1)
             )
-        if type(module) not in KNOWN:
-            raise ValueError(f"{where}, which cannot share its tokens: {ALTERNATIVES}")
-        if isinstance(module, nn.Conv2d):
-            padding, zeros = module.padding, module.padding_mode == "zeros"
-            if not zeros or isinstance(padding, str) or padding[0] > module.dilation[0] * (module.kernel_size[0] - 1):
-                raise ValueError(
-                    f"{where} with padding {padding} ({module.padding_mode}), expected zeros, fewer than the kernel has"
-                    " rows: replace it"
-                )
+            and f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"
+            " has rows: replace it",
+        )
 
 
 def pooling(network: nn.Module) -> str:
@@ -136,8 +138,7 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def _convolution(conv: nn.Conv2d, exchange: Exchange, rows: tuple[int, int, int], name: str, x: Tensor) -> Tensor:
-    out: Tensor = conv._conv_forward(exchange.with_halo(x, rows, name), conv.weight, conv.bias)
-    return out
+    return conv._conv_forward(exchange.with_halo(x, rows, name), conv.weight, conv.bias)
 
 
 def _causal_convolution(
@@ -164,8 +165,7 @@ def _batch_norm(norm: nn.BatchNorm2d, exchange: Exchange, name: str, x: Tensor) 
     y = (wide - mean[:, None, None]) * (var + norm.eps).rsqrt()[:, None, None]
     if norm.affine:
         y = y * norm.weight[:, None, None] + norm.bias[:, None, None]
-    out: Tensor = y.to(x.dtype)
-    return out
+    return y.to(x.dtype)
 
 
 @torch.no_grad()

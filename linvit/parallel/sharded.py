@@ -181,8 +181,7 @@ def _check_whole(network: nn.Module, x: Tensor, height: int) -> None:
 
 def _logits_of_map(dims: tuple[int, int], network: Any, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
     """dims: those of the map's height and width."""
-    out: Tensor = network.forward_head(_mean(network.forward_features(x), dims, exchange))
-    return out
+    return network.forward_head(_mean(network.forward_features(x), dims, exchange))
 
 
 def _logits_of_vit(network: VisionTransformer, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
@@ -198,8 +197,7 @@ def _logits_of_vit(network: VisionTransformer, x: Tensor, rows: list[slice], exc
     tokens = features[:, network.num_prefix_tokens :]
     if network.global_pool == "avg":
         tokens = _mean(tokens, (1,), exchange)
-    out: Tensor = network.forward_head(torch.cat((features[:, : network.num_prefix_tokens], tokens), 1))
-    return out
+    return network.forward_head(torch.cat((features[:, : network.num_prefix_tokens], tokens), 1))
 
 
 class _Features(nn.Module):
@@ -208,8 +206,7 @@ class _Features(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.network.forward_features(x)
-        return features
+        return self.network.forward_features(x)
 
 
 def _logits_of_tokens(network: Decoder, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
@@ -224,8 +221,7 @@ def _mean(x: Tensor, dims: tuple[int, ...], exchange: Exchange) -> Tensor:
     mean = x.to(accumulator_dtype(x.dtype)).mean(dims, keepdim=True)
     number = mean.new_tensor([x.numel() // mean.numel()])
     numbers, means = exchange.gather(torch.cat((number, mean.flatten())), "pooling").split((1, mean.numel()), 1)
-    out: Tensor = (numbers / numbers.sum() * means).sum(0).view_as(mean).to(x.dtype)
-    return out
+    return (numbers / numbers.sum() * means).sum(0).view_as(mean).to(x.dtype)
 
 
 LOGITS: dict[type[nn.Module], Callable[..., Tensor]] = {

@@ -172,5 +172,4 @@ class Neck(FeaturePyramidNetwork):
 
     def forward(self, maps: list[Tensor]) -> OrderedDict[str, Tensor]:
         """Maps (batch, channels, height, width) to levels "0", "1", … and the extra ones, from fine to coarse."""
-        levels: OrderedDict[str, Tensor] = super().forward(OrderedDict((str(i), map_) for i, map_ in enumerate(maps)))
-        return levels
+        return super().forward(OrderedDict((str(i), map_) for i, map_ in enumerate(maps)))

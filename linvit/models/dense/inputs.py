@@ -150,8 +150,7 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
 def _nms_on_shifted(boxes: Tensor, scores: Tensor, labels: Tensor, overlap: float) -> Tensor:
     """torchvision's batched_nms of up to 1,000 boxes, without its branches on their number, which has no graph."""
     largest = F.pad(boxes.flatten(), (0, 1)).amax(0)  # also of no boxes
-    keep: Tensor = nms(boxes + (labels.to(boxes) * (largest + 1))[:, None], scores, overlap)
-    return keep
+    return nms(boxes + (labels.to(boxes) * (largest + 1))[:, None], scores, overlap)
 
 
 def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:

@@ -66,9 +66,7 @@ class Proposals(RegionProposalNetwork):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The regions (n, 4) of each image and their scores (n,), best first; to be exported, of one image only."""
         if not torch.compiler.is_exporting():
-            filtered: tuple[list[Tensor], list[Tensor]]
-            filtered = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
-            return filtered
+            return super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
         # torchvision branches on the number of boxes, which has no graph. Logits instead of scores, because ONNX
         # Runtime computes a sigmoid to 1e-7 only.
         boxes, scores = [], []
@@ -84,10 +82,8 @@ class Proposals(RegionProposalNetwork):
 
     def assign_targets_to_anchors(self, anchors: list[Tensor], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
         """Labels (1 object, 0 background, -1 neither) and boxes of the objects for the anchors of each image."""
-        assigned: tuple[list[Tensor], list[Tensor]]
         if not self.inside:
-            assigned = super().assign_targets_to_anchors(anchors, targets)
-            return assigned
+            return super().assign_targets_to_anchors(anchors, targets)
         labels, objects = [], []
         for boxes, target, (height, width) in zip(anchors, targets, self._sizes, strict=True):
             within = (boxes[:, :2] >= 0).all(1) & (boxes[:, 2] < width) & (boxes[:, 3] < height)

@@ -40,8 +40,7 @@ class PyramidBackbone(nn.Module):
             norm.requires_grad_(False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        levels: dict[str, Tensor] = self.neck(self.body(x)[self.first :])
-        return levels
+        return self.neck(self.body(x)[self.first :])
 
 
 def _head(width: int, num_classes: int) -> RetinaNetHead:

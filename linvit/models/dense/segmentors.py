@@ -56,8 +56,7 @@ class SumHead(nn.Module):
                 if level:
                     x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
             levels.append(resized(x, maps[0]) if level else x)
-        logits: Tensor = self.classifier(sum(levels))
-        return logits
+        return self.classifier(sum(levels))
 
 
 class PyramidPooling(nn.Module):
@@ -71,8 +70,7 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = (unit(F.adaptive_avg_pool2d(x, side)) for unit, side in zip(self.pooled, self.sides, strict=True))
-        x = self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
-        return x
+        return self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
 
 
 class PerceptionHead(nn.Module):
@@ -99,8 +97,7 @@ class PerceptionHead(nn.Module):
             lateral = inner(finer)
             x = lateral + resized(x, lateral)
             levels.insert(0, outer(x))
-        out: Tensor = self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
-        return out
+        return self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
 
 
 class SemanticFPN(Checked, ReleasedNames, nn.Module):
