@@ -104,7 +104,7 @@ class UnrolledAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens to tokens of the same shape."""
-        return cast(Tensor, self.tokens(x, [1, x.shape[1]]))
+        return self.tokens(x, [1, x.shape[1]])
 
 
 class GlobalSwinBlock(nn.Module):

@@ -146,7 +146,7 @@ class Pyramid(Backbone):
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer."""
-        return cast(nn.Module, self.head.fc)
+        return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none); None keeps the pooling."""
@@ -178,8 +178,8 @@ class Pyramid(Backbone):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The unpooled map to logits, or with pre_logits to the input of the classifier."""
         if not self.head.global_pool.pool_type:
-            return cast(Tensor, self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2))
-        return cast(Tensor, self.head(x, pre_logits))
+            return self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2)
+        return self.head(x, pre_logits)
 
 
 _RELEASED = ("patch_embed.", "layers.")
