@@ -3,7 +3,7 @@
 A citation names a row by source, table and row: "RALA, Table 9, w/o KV aug".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,19 +63,6 @@ ROWS: Mapping[str, Row] = {
     for name, cells in content["rows"].items()
 }
 """Citation → row."""
-
-
-def cited(*sources: Sequence[str], quantity: str = TOP1) -> str:
-    """Sources as text, each a table and its rows: "RALA, Table 9 (RAVLT-T 82.8 %, w/o KV aug 82.1 %)".
-
-    A source without rows is any place in words, such as ["RALA, Figure 4"]. Raises KeyError for an unknown row, or one
-    without the quantity.
-    """
-    texts = []
-    for place, *names in sources:
-        numbers = (f"{name} {ROWS[f'{place}, {name}'].with_unit(quantity)}" for name in names)
-        texts.append(f"{place} ({', '.join(numbers)})" if names else place)
-    return "; ".join(texts)
 
 
 def _published(first: str, *others: str) -> Published:
