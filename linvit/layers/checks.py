@@ -42,6 +42,7 @@ class IsFloatingPoint(Rule):
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
 
 
+Depth = Annotated[int, Range(1, 1_000)]  # each block takes time, whatever its width and device, also one of a file
 Ratio = Annotated[float, Range(above=0)]
 Rate = Annotated[float, Range(0, below=1)]
 Scale = Annotated[float, Range(0)]

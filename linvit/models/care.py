@@ -31,7 +31,7 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
-from linvit.layers.checks import Device, Dtype, Rate, Scale, TensorOptions
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Scale, TensorOptions
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import (
     imagenet_cfg,
@@ -109,7 +109,7 @@ class CARE(Backbone):
         num_classes: Amount = 1000,
         global_pool: Annotated[str, OneOf(("avg", ""))] = "avg",
         widths: tuple[Count, Count, Count, Count] = (32, 64, 128, 256),
-        depths: tuple[Count, Count, Count, Count] = (2, 4, 8, 4),
+        depths: tuple[Depth, Depth, Depth, Depth] = (2, 4, 8, 4),
         ratios: tuple[Pair, Pair, Pair, Pair] = ((2, 2), (2, 4), (4, 4), (4, 4)),
         head_widths: tuple[Count, Count, Count, Count] = (8, 16, 16, 32),
         pattern: str = "CCLL",

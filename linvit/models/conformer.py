@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError, refuse
 from linvit.layers.checks import (
+    Depth,
     Device,
     Dtype,
     Rate,
@@ -94,7 +95,7 @@ class Conformer(Checked, nn.Module):
         tokens: Count,
         mels: Count,
         width: Count,
-        depth: Count,
+        depth: Depth,
         heads: Count,
         kernel: Count,
         mechanism: str = "softmax",

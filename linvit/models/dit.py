@@ -27,6 +27,7 @@ from torch.nn.functional import silu
 
 from linvit.errors import refuse
 from linvit.layers.checks import (
+    Depth,
     Device,
     Dtype,
     Ratio,
@@ -115,7 +116,7 @@ class DiT(Checked, nn.Module):
         channels: Count,
         patch_size: Count,
         width: Count,
-        depth: Count,
+        depth: Depth,
         heads: Count,
         mechanism: str = "softmax",
         mlp_ratio: Ratio = 4.0,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linvit.errors import SettingError
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES, Attention2d
-from linvit.layers.checks import Device, Dtype, Rate, Ratio, Scale, TensorOptions, multiple_of_heads
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio, Scale, TensorOptions, multiple_of_heads
 from linvit.layers.convolutions import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
@@ -99,7 +99,7 @@ class Pyramid(Backbone):
         num_classes: Amount = 1000,
         global_pool: Annotated[str, OneOf(POOLS)] = "avg",
         widths: tuple[Count, Count, Count, Count] = (64, 128, 256, 512),
-        depths: tuple[Count, Count, Count, Count] = (2, 2, 6, 2),
+        depths: tuple[Depth, Depth, Depth, Depth] = (2, 2, 6, 2),
         heads: tuple[Count, Count, Count, Count] = (1, 2, 4, 8),
         pattern: str = "LLSS",
         attention: dict[str, Any] | None = None,

@@ -24,7 +24,15 @@ from torch.nn.functional import linear
 
 from linvit.errors import SettingError
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing
-from linvit.layers.checks import Device, Dtype, TensorOptions, check_filled, check_whole_numbers, multiple_of_heads
+from linvit.layers.checks import (
+    Depth,
+    Device,
+    Dtype,
+    TensorOptions,
+    check_filled,
+    check_whole_numbers,
+    multiple_of_heads,
+)
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Amount, Checked, Count, Range, check, lookup
@@ -71,7 +79,7 @@ class Decoder(Checked, nn.Module):
         self,
         vocabulary: Count,
         width: Count,
-        depth: Count,
+        depth: Depth,
         heads: Count,
         hidden: Count,
         mechanism: str = "mala",

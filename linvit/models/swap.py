@@ -24,7 +24,7 @@ from torch import nn
 
 from linvit.arguments import kind
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Rate, Ratio
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
@@ -53,7 +53,7 @@ TIMM: dict[str, Any] = {
     **ARGUMENTS,
     **dict.fromkeys(("img_size", "patch_size", "window_size"), Count | tuple[Count, Count]),
     **{"in_chans": Count, "num_classes": Amount, "embed_dim": Count, "mlp_ratio": Ratio, "global_pool": str},
-    **{"depth": Count, "depths": tuple[Count, Count, Count, Count], "num_heads": Count | PerStage},
+    **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Count | PerStage},
     **dict.fromkeys(("drop_rate", "drop_path_rate", "proj_drop_rate", "pos_drop_rate", "attn_drop_rate"), Rate),
     **{"patch_drop_rate": Rate, "qkv_bias": bool, "class_token": bool, "device": Device, "dtype": Dtype},
 }

@@ -166,7 +166,7 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
         ({"width": 33, "heads": 3}, "`width` is 33, but relative positions need an even number"),
         ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
         ({"kernel": 0}, "`kernel` is 0, expected a whole number of 1 or more"),
-        ({"depth": 1.5}, "`depth` is 1.5, expected a whole number of 1 or more"),
+        ({"depth": 1.5}, "`depth` is 1.5, expected a whole number from 1 to"),
         ({"tokens": 5}, "no argument 'tokens'"),
         ({"hedas": 5}, "did you mean `heads`"),
     ],

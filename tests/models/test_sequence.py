@@ -152,7 +152,7 @@ def test_writing_ends_at_the_stop_token():
         (lambda: create("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean `width`"),
         (lambda: small("mala")(tokens(), form="parallel"), r"`form` is 'parallel', expected one of chunked, matrix"),
         (lambda: create("sequence_nano", 9, vocabulary=3), r"no argument 'vocabulary'"),
-        (lambda: small("mala", depth=0), r"`depth` is 0, expected a whole number of 1 or more"),
+        (lambda: small("mala", depth=0), r"`depth` is 0, expected a whole number from 1 to"),
         (lambda: small("mala", width=-16), r"`width` is -16, expected a whole number of 1 or more"),
         (lambda: small("mala", width="wide"), r"`width` is 'wide', expected a whole number"),
         (lambda: small("mala", hidden=None), r"`hidden` is null, expected a whole number"),
