@@ -96,7 +96,7 @@ explorer: $(STAMP)
 	mkdir -p build/npm
 	cp linvit/explorer/npm/package.json linvit/explorer/npm/package-lock.json build/npm
 	npm ci --prefix build/npm --ignore-scripts --no-audit --no-fund
-	$(BIN)/python -m linvit.explorer.building build/npm/node_modules build/explorer
+	$(BIN)/python -m evidence.explorer build/npm/node_modules build/explorer
 
 clean:
 	rm -rf $(VENV) runs build dist site

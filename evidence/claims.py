@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-from linvit.models.published import cited
+from linvit.models.published import ROWS, TOP1
 from linvit.studies.table import Estimate, differences, estimate, holm
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
@@ -23,6 +23,19 @@ ACCURACY = "accuracy"
 HOLDS, FAILS, UNCLEAR = "holds here", "not reproduced here", "undecided"
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def cited(*sources: Sequence[str], quantity: str = TOP1) -> str:
+    """Sources as text, each a table and its rows: "RALA, Table 9 (RAVLT-T 82.8 %, w/o KV aug 82.1 %)".
+
+    A source without rows is any place in words, such as ["RALA, Figure 4"]. Raises KeyError for an unknown row, or one
+    without the quantity.
+    """
+    texts = []
+    for place, *names in sources:
+        numbers = (f"{name} {ROWS[f'{place}, {name}'].with_unit(quantity)}" for name in names)
+        texts.append(f"{place} ({', '.join(numbers)})" if names else place)
+    return "; ".join(texts)
 
 
 def p_above(values: Sequence[float], bound: float) -> float:
@@ -87,7 +100,7 @@ COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
 class Claim:
     """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
-    sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. differs:
+    sources: tables with the rows meant, or places in words, as `cited` takes them. differs:
     what this test does otherwise than its source, beyond the size of networks and data. rule: "higher" (first − second
     > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal" (|first − second| < MARGIN),
     "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the quantity of the first is

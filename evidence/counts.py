@@ -9,14 +9,15 @@ from typing import Any, cast
 import timm
 import torch
 
-from linvit.analysis.cost import count_batch, count_cost, count_dense_cost
+from evidence.dense_cost import count_dense_cost, dense_row
+from linvit.analysis.cost import count_batch, count_cost
 from linvit.bundled import NETWORKS
 from linvit.files import write_json
 from linvit.layers.mechanisms import at
 from linvit.models.by_name import bundled_weights, create, is_ours
 from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS
 from linvit.models.dit import DiT
-from linvit.models.published import FLOPS, PUBLISHED, ROWS, SIZE, dense_row
+from linvit.models.published import FLOPS, PUBLISHED, ROWS, SIZE
 from linvit.models.sequence import SIZES, Decoder, DecoderCache
 from linvit.models.swap import BASES
 from linvit.models.swap import NAME as LINEARIZED

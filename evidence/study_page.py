@@ -1,6 +1,7 @@
 """The page of a study: its claims and tables, with figures, as Markdown, HTML and CSV."""
 
 import csv
+import html
 import io
 import math
 from collections import Counter
@@ -17,7 +18,7 @@ from evidence.claims import ACCURACY, ALPHA, FAILS, HOLDS, MARGIN, RELEVANT, UNC
 from evidence.inside import Shown
 from linvit.analysis.figures import SMALL, WIDTH, colour_of, literal, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
-from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
+from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.files import user_path, write_text
 from linvit.studies.inside import FIGURES, Inside
 from linvit.studies.table import Comparison, Row, about_line, write_texts
@@ -91,7 +92,7 @@ class Study:
         trained = paragraph(about_line(self.comparison.about))
         accuracy = [figure_image(figures[self.name], ALL_VARIANTS), paragraph(_joined(ABOUT_TABLE))]
         for group, rows in self._groups().items():
-            accuracy += [subheading(group), table([self.comparison.cells(row) for row in rows])]
+            accuracy += [f"<h3>{html.escape(group)}</h3>", table([self.comparison.cells(row) for row in rows])]
         sections = [
             ("Claims", [*map(paragraph, self._facts()), table(self._claims("\n")), *map(paragraph, self._rules())]),
             ("Accuracy", [*accuracy, trained]),

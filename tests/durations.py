@@ -21,12 +21,12 @@ HERE = Path(__file__).resolve().parent
 FILE = HERE / "durations.csv"
 BUDGETS = {
     "": 185,
-    "analysis": 55,
+    "analysis": 50,
     "bench": 50,
     "cli": 40,
     "data": 30,
     "deploy": 35,
-    "evidence": 40,
+    "evidence": 45,
     "explorer": 15,
     "fusion": 55,
     "fuzz": 40,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from linvit.allocator import keep_memory
-from linvit.analysis.cost import count_batch, count_cost, count_dense_cost, count_pass
+from linvit.analysis.cost import count_batch, count_cost, count_pass
 from linvit.analysis.magnitude import compare_readouts, measure_magnitude
 from linvit.analysis.probe import attention_layers, probe, visit
 from linvit.analysis.rank import measure_ranks, rank_measures
@@ -42,7 +42,6 @@ FACTORS = {**ODD, "list": [], "negative": [-1.0], "of text": ["1"], "tensor": IM
 POINTS = {**ODD, "outside": (0.5, 1.5), "negative": (-0.1, 0.5), "three": (0.1, 0.2, 0.3), "tensor": IMAGES}
 SIZES = {**ODD, "negative": (3, -32, 32), "no channels": (0, 32, 32), "two": (32, 32), "tensor": IMAGES}
 NUMBERS = {name: x for name, x in ODD.items() if name != "whole"} | {"none": 0, "too many": 2**31, "truth": True}
-NAMES = {name: x for name, x in ODD.items() if name != "text"}
 DENSE = {
     **ODD,
     "zero axes": TENSORS["zero axes"],
@@ -69,8 +68,6 @@ CASES = [
     (measure_scores, {"network": NETWORK}, "batches", BATCHES),
     (measure_magnitude, {"network": NETWORK, "batches": [IMAGES]}, "factors", FACTORS),
     (compare_readouts, {}, "probe", NETWORKS),
-    (count_dense_cost, {"backbone": "ravlt_nano"}, "framework", ODD),
-    (count_dense_cost, {"framework": "retinanet"}, "backbone", NAMES),
     (keep_memory, {}, "limit", NUMBERS),
 ]
 

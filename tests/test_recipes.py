@@ -16,7 +16,7 @@ from linvit.runs.training import train_folder
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))
 RECIPES = [path for path in EVERY if path.name != "base.yaml"]
-LARGER = re.compile("_(small|base|large|s1|s2)$")  # tests/analysis/test_dense_cost.py builds detectors on these
+LARGER = re.compile("_(small|base|large|s1|s2)$")  # tests/evidence/test_dense_cost.py builds detectors on these
 TRAINED = "mechanisms"  # tests/test_mechanism_recipes.py trains these for a step
 
 

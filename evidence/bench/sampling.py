@@ -17,7 +17,8 @@ from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, PEAK, SIZE, TIME, TOKENS, Cell, against
 from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
 from linvit.models.by_name import create
-from linvit.models.dit import DiT, Side
+from linvit.models.dit import DiT
+from linvit.ranges import Count
 
 CLASSES = 10
 STEPS = 50  # of sampling an image
@@ -33,7 +34,7 @@ class Options(CommonOptions):
 
     names: Sequence[str] = ("softmax", "mala")
     network: str = "dit_nano_patch2"
-    sides: Sequence[Side] = (16, 32, 64, 128, 256)
+    sides: Sequence[Count] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
         for name, side in itertools.product(self.names, self.sides):

@@ -144,7 +144,7 @@ def _labelled(
         ):
             y += step
         taken.append((x, y, width))
-    drawn: Tensor = draw_bounding_boxes(
+    return draw_bounding_boxes(
         image,
         torch.tensor([(x, y, x, y) for x, y, _ in taken]),
         list(words),
@@ -155,4 +155,3 @@ def _labelled(
         label_colors=["black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white" for r, g, b in colors],
         fill_labels=True,
     )
-    return drawn

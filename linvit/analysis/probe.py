@@ -246,7 +246,15 @@ def _look_at_timms(
     output: Tensor,
 ) -> None:
     x = inputs[0]
-    grid, num_prefix = _token_grid(network, images, x.shape[1])
+    num_prefix: int = getattr(network, "num_prefix_tokens", 0)
+    embed = getattr(network, "patch_embed", None)
+    size = (images.shape[-2], images.shape[-1])
+    grid: tuple[int, int] = embed.dynamic_feat_size(size) if isinstance(embed, PatchEmbed) else (0, 0)
+    if grid[0] * grid[1] + num_prefix != x.shape[1]:
+        raise ValueError(
+            f"The attention of this {type(network).__name__} got {x.shape[1]} tokens, but they are not a grid of"
+            " patches: only a ViT that keeps all its patches can be analyzed."
+        )
     query, key, value = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     query, key = attention.q_norm(query), attention.k_norm(key)
     features = {MIXED: scaled_dot_product_attention(query, key, value)}
@@ -254,17 +262,3 @@ def _look_at_timms(
         gate = 1.0 if attention.gate is None else attention.gate(x).sigmoid()
         features[MODULATED] = in_heads(attention.norm(merged(features[MIXED])) * gate, attention.num_heads)
     look(Probe(name, "softmax", Operands(query, key, value, None), features, grid, num_prefix))
-
-
-def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:
-    """Height and width of a timm ViT's token grid, and the number of tokens before it."""
-    num_prefix: int = getattr(network, "num_prefix_tokens", 0)
-    embed = getattr(network, "patch_embed", None)
-    height, width = images.shape[-2:]
-    grid = embed.dynamic_feat_size((height, width)) if isinstance(embed, PatchEmbed) else (0, 0)
-    if grid[0] * grid[1] + num_prefix != tokens:
-        raise ValueError(
-            f"The attention of this {type(network).__name__} got {tokens} tokens, but they are not a grid of patches:"
-            " only a ViT that keeps all its patches can be analyzed."
-        )
-    return grid, num_prefix

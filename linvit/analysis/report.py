@@ -83,11 +83,6 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def subheading(text: str) -> str:
-    """Plain text as a heading inside a section."""
-    return f"<h3>{html.escape(text)}</h3>"
-
-
 def bullets(lines: Iterable[str]) -> str:
     """Lines of plain text as a list; "" without any."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)

@@ -22,7 +22,15 @@ def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> F
     rows: one for each epoch, as in `Run.history`. measures: their `panel` names the panel of each. Panels without a
     finite value are left out.
     """
-    panels = [(label, lines) for label, factor, names in _panels(measures) if (lines := _lines(rows, factor, names))]
+    columns: dict[str, tuple[str, int, dict[str, str]]] = {"loss": ("loss", 1, dict(LOSSES))}  # by panel, with words
+    for name, measure in measures.items():
+        if measure.panel in (None, "loss"):
+            continue
+        label = f"{measure.panel}, %" if measure.unit == "share" else str(measure.panel)
+        of_panel = columns.setdefault(str(measure.panel), (label, measure.factor, {}))[2]
+        of_panel |= {name: measure.heading, AVERAGED + name: f"{measure.heading}, moving average"}
+    columns["lr"] = ("learning rate", 1, {"lr": "learning rate"})
+    panels = [(label, lines) for label, factor, names in columns.values() if (lines := _lines(rows, factor, names))]
     figure, grid = panel_grid(len(panels), 3, 2.4)
     for axes, (label, lines) in zip(grid, panels, strict=True):
         for words, colour, points in lines:
@@ -47,18 +55,6 @@ def _lines(
             extremes = {extreme(group, key=itemgetter(1)) for group in groups for extreme in (min, max)}
             lines.append((words, colour, sorted({points[0], points[-1], *extremes})))
     return lines
-
-
-def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
-    """(axis label, factor, column → words) of every panel."""
-    panels: dict[str, tuple[str, int, dict[str, str]]] = {"loss": ("loss", 1, dict(LOSSES))}
-    for name, measure in measures.items():
-        if measure.panel in (None, "loss"):
-            continue
-        label = f"{measure.panel}, %" if measure.unit == "share" else str(measure.panel)
-        columns = panels.setdefault(str(measure.panel), (label, measure.factor, {}))[2]
-        columns |= {name: measure.heading, AVERAGED + name: f"{measure.heading}, moving average"}
-    return [*panels.values(), ("learning rate", 1, {"lr": "learning rate"})]
 
 
 def write_training_curve(rows: Sequence[Mapping[str, float]], measures: Measured, path: Path) -> None:

@@ -31,8 +31,7 @@ def entropy(scores: Tensor) -> Tensor:
     mass = scores.abs()
     total = mass.sum(-1, keepdim=True)
     share = torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), 0)
-    rows: Tensor = torch.special.entr(share).sum(-1)
-    return rows
+    return torch.special.entr(share).sum(-1)
 
 
 def score_measures(scores: Tensor) -> dict[str, Tensor]:

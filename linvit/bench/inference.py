@@ -132,7 +132,7 @@ def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
     meets = {
         f"{name} against {other}": crossover(lines[name], lines[other])
         for name, other in itertools.permutations(lines, 2)
-        if _without_softmax(lines[name][0]) and _rival(lines[name][0], lines[other][0])
+        if _meets(lines[name][0], lines[other][0])
     }
     return {
         "growth": growth(measured),
@@ -141,11 +141,8 @@ def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def _without_softmax(row: Row) -> bool:
-    return row.pattern is not None and "S" not in row.pattern
-
-
-def _rival(row: Row, other: Row) -> bool:
-    """A network with softmax, computed the same way: ours with S in its pattern, or a transformer of timm's."""
+def _meets(row: Row, other: Row) -> bool:
+    """Whether a network without softmax meets one with it: ours with S in its pattern, or a transformer of timm's."""
+    without = row.pattern is not None and "S" not in row.pattern
     softmax = "S" in other.pattern if other.pattern else other.name.startswith(("swin", "deit", "vit"))
-    return softmax and (row.variant, row.batch) == (other.variant, other.batch)
+    return without and softmax and (row.variant, row.batch) == (other.variant, other.batch)

@@ -177,8 +177,7 @@ def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Ten
     how, *others = (name for name in parts if name in COMPILED)
     if others:
         raise ValueError(f"a variant has {how} and {others[0]}, expected one of {', '.join(COMPILED)}: leave one out")
-    function: Callable[[Tensor], Tensor] = torch.compile(network, **COMPILED[how])
-    return function
+    return torch.compile(network, **COMPILED[how])
 
 
 def check_triton(device: torch.device, dtype: torch.dtype) -> None:

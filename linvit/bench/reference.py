@@ -69,8 +69,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None
     den = q @ k.mean(-2, keepdim=True).mT * scale
     root = (scale / tokens) ** 0.5
     state = (rotate(k, tables).mT * root) @ (value * root)
-    out: Tensor = rotate(q, tables) @ state * (1 + 1 / (den + EPS)) - den * value.mean(-2, keepdim=True)
-    return out
+    return rotate(q, tables) @ state * (1 + 1 / (den + EPS)) - den * value.mean(-2, keepdim=True)
 
 
 def efficient(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -119,29 +119,24 @@ def measure_groups(groups: Groups, options: Options, report: Report, progress: P
     """
     for heading, trials in groups:
         progress.group(heading, options.rounds)
-        time_in_turn(list(_checked(trials, options, report, progress)), options, progress, graphs)
-
-
-def _checked(
-    trials: Iterable[Trial], options: Options, report: Report, progress: Progress
-) -> Iterator[tuple[Trial, Call]]:
-    """The trials whose call gives what is expected, with the call."""
-    for trial in trials:
-        report.rows.append(trial.row)
-        if trial.row.skipped is not None:
-            continue
-        progress.say(f"checking {trial.label}")
-        try:
-            call = trial.make()
-            if trial.expected is not None:
-                trial.row.error = check(trial.label, trial.results(call), trial.expected(), trial.tolerance)
-        except trial.excused as error:
-            trial.row.skipped = reason_of(error)
-            continue
-        if options.memory:
-            progress.say(f"memory of {trial.label}")
-            trial.row.peak_mib = trial.peak(call)
-        yield trial, call
+        checked: list[tuple[Trial, Call]] = []
+        for trial in trials:
+            report.rows.append(trial.row)
+            if trial.row.skipped is not None:
+                continue
+            progress.say(f"checking {trial.label}")
+            try:
+                call = trial.make()
+                if trial.expected is not None:
+                    trial.row.error = check(trial.label, trial.results(call), trial.expected(), trial.tolerance)
+            except trial.excused as error:
+                trial.row.skipped = reason_of(error)
+                continue
+            if options.memory:
+                progress.say(f"memory of {trial.label}")
+                trial.row.peak_mib = trial.peak(call)
+            checked.append((trial, call))
+        time_in_turn(checked, options, progress, graphs)
 
 
 def time_in_turn(

@@ -14,17 +14,7 @@ from torch import Tensor, nn
 
 from linvit.bench.clock import Call
 from linvit.bench.machine import peak
-from linvit.bench.networks import (
-    CLASSES,
-    COMPILED,
-    Case,
-    check_triton,
-    compiled,
-    create,
-    parts_of,
-    randomised,
-    row_of,
-)
+from linvit.bench.networks import CLASSES, COMPILED, Case, check_triton, compiled, create, parts_of, randomised, row_of
 from linvit.bench.options import TrainingOptions
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Progress, Report, Trial, measure_groups
@@ -134,10 +124,7 @@ def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Ten
 
 
 def measure(options: TrainingOptions, report: Report, progress: Progress) -> None:
-    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves.
-
-    Raises as `measure_groups`.
-    """
+    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves."""
     where = f"{options.size[0]} × {options.size[1]} px, batch {options.batch}"
     groups = ((f"{name}, {where}", trials(name, options)) for name in options.names)
     measure_groups(groups, options, report, progress, graphs=False)  # the optimizer's step is not captured

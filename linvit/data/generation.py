@@ -66,8 +66,7 @@ class GenerationPreprocessing:
 
     def transform(self) -> Callable[[Any], Tensor]:
         """The transform from a PIL image to a float32 tensor (channels, height, width), for pixels of this size."""
-        transform: Callable[[Any], Tensor] = Compose([ToTensor(), Normalize(self.mean, self.std)])
-        return transform
+        return Compose([ToTensor(), Normalize(self.mean, self.std)])
 
     def values(self, images: Tensor) -> Tensor:
         """Images (batch, channels, height, width) × std + mean; pixels are clamped to 0..1."""
@@ -122,8 +121,7 @@ class CifarImages(Cifar):
         self.preprocessing = GenerationPreprocessing((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
 
     def train_transform(self) -> Callable[[Any], Tensor]:
-        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
-        return transform
+        return Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
 
 
 class Latents(Source):

@@ -176,8 +176,7 @@ class Source(lightning.LightningDataModule, Checked):
 
     @property
     def channels(self) -> int:
-        channels: int = self.preprocessing.channels
-        return channels
+        return self.preprocessing.channels
 
     def train_set(self) -> Dataset[Any]:
         raise NotImplementedError

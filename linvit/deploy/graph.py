@@ -70,16 +70,14 @@ def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ..
 
 def pooled(x: Tensor, cells: Sequence[int]) -> Tensor:
     """Means over a grid of (rows, columns) cells by two products: ONNX has no pooling of any size to a grid."""
-    rows, columns = (_means(length, count, x) for length, count in zip(x.shape[-2:], cells, strict=True))
+    means = []  # (cells, positions): the weights with which each cell reads them, as in adaptive average pooling
+    for length, count in zip(x.shape[-2:], cells, strict=True):
+        cell = torch.arange(count, device=x.device)[:, None]
+        position = torch.arange(length, device=x.device)
+        inside = (position >= cell * length // count) & (position < ((cell + 1) * length + count - 1) // count)
+        means.append(inside.to(x.dtype) / inside.sum(1, keepdim=True))
+    rows, columns = means
     return rows @ x @ columns.mT
-
-
-def _means(length: int, count: int, like: Tensor) -> Tensor:
-    """(count, length): the weights with which each cell reads the positions, as in adaptive average pooling."""
-    cell = torch.arange(count, device=like.device)[:, None]
-    position = torch.arange(length, device=like.device)
-    inside = (position >= cell * length // count) & (position < ((cell + 1) * length + count - 1) // count)
-    return inside.to(like.dtype) / inside.sum(1, keepdim=True)
 
 
 def running_maximum(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -105,8 +103,7 @@ def for_xnnpack(program: ExportedProgram) -> ExportedProgram:
     targets = {node.target for node in program.graph.nodes}
     # weights stay in 8 bits
     kept = {target for target in targets if getattr(target, "namespace", None) == "quantized_decomposed"}
-    smaller: ExportedProgram = constant_prop_pass(program, custom_skip_targets=kept)
-    return smaller
+    return constant_prop_pass(program, custom_skip_targets=kept)
 
 
 def mean(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:

@@ -252,12 +252,8 @@ def write_coreml(program: ExportedProgram, facts: str, path: Path, inputs: Names
             raise ValueError("coremltools reads other operators from the file than it wrote")
 
 
-def _addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
-    return x + value * first * second
-
-
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Tensor]] = {  # of what coremltools does not know
-    torch.ops.aten.addcmul.default: _addcmul,
+    torch.ops.aten.addcmul.default: lambda x, first, second, *, value=1: x + value * first * second,
     torch.ops.aten.alias.default: lambda x: x,
 }
 

@@ -40,8 +40,7 @@ class FusedMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stacked:
-            stacked: Tensor = self.groups(x)
-            return stacked
+            return self.groups(x)
         channels = x.split(self.widths, dim=-1)
         return torch.cat([group(y) for group, y in zip(self.groups, channels, strict=True)], dim=-1)
 
@@ -57,8 +56,7 @@ class FusedInteraction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = last(self.conv(first(self.fc1(x))))
-        out: Tensor = hidden if self.fc2 is None else self.fc2(hidden)
-        return out
+        return hidden if self.fc2 is None else self.fc2(hidden)
 
 
 class FusedCareBlock(nn.Module):
@@ -111,8 +109,7 @@ class FusedCareHead(nn.Module):
         x = self.norm(self.act(x))
         if pre_logits or isinstance(self.fc, nn.Identity):
             return x * self.weight + self.bias
-        out: Tensor = self.fc(x)
-        return out
+        return self.fc(x)
 
 
 def fused_care(model: CARE) -> CARE:

@@ -81,16 +81,14 @@ class GeluConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if runs_on_onednn(x):
             window = (self.padding, self.stride, self.dilation)
-            fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            return torch.ops.mkldnn._convolution_pointwise(
                 x, self.weight, self.bias, *window, self.groups, "gelu", [], "none"
             )
-            return fused
         return _gelu(super().forward(x))
 
 
 def _gelu(fresh: Tensor) -> Tensor:
-    out: Tensor = torch.ops.aten.gelu_(fresh)
-    return out
+    return torch.ops.aten.gelu_(fresh)
 
 
 def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Product) -> Product:

@@ -62,8 +62,7 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         centred = x - x.mean(1, keepdim=True)
-        out: Tensor = centred * ((centred * centred).mean(1, keepdim=True) + self.eps).rsqrt()
-        return out
+        return centred * ((centred * centred).mean(1, keepdim=True) + self.eps).rsqrt()
 
 
 def read(
@@ -77,8 +76,7 @@ def read(
     if options is not None:
         return _linear(query, key, value, options, turn)
     query, key = (query, key) if turn is None else (turn(query), turn(key))
-    out: Tensor = value @ (query.mT * query.shape[-2] ** -0.5 @ key).softmax(-1).mT
-    return out
+    return value @ (query.mT * query.shape[-2] ** -0.5 @ key).softmax(-1).mT
 
 
 def _linear(query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], turn: "Turn | None") -> Tensor:
@@ -143,8 +141,7 @@ class GraphAttention(nn.Module):
             y = y + self.lepe(projections[2])
         if self.modulate is not None:
             y = y * self.modulate(projections[3] if self.projected else x)
-        out: Tensor = self.proj(y)
-        return out
+        return self.proj(y)
 
 
 def apart(layer: nn.Conv2d, count: int) -> list[nn.Conv2d]:
@@ -174,8 +171,7 @@ class GraphFeedForward(nn.Module):
         self.fc1, self.conv, self.fc2 = feed_forward.fc1, folds.with_identity(feed_forward.dwconv), feed_forward.fc2
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.conv(gelu(self.fc1(x))))
-        return out
+        return self.fc2(self.conv(gelu(self.fc1(x))))
 
 
 class GraphAttentionBlock(nn.Module):
@@ -199,8 +195,7 @@ class GraphAttentionBlock(nn.Module):
         if self.cpe is not None:
             x = self.cpe(x)
         x = x + self.attn(self.norm1(x), rotary)
-        out: Tensor = x + self.ffn(self.norm2(x))
-        return out
+        return x + self.ffn(self.norm2(x))
 
 
 class GraphValueAttention(nn.Module):

@@ -42,8 +42,7 @@ class FusedFeedForward(nn.Module):
         self.fc2 = folds.linear(feed_forward.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(last(self.conv(first(self.fc1(x)))))
-        return out
+        return self.fc2(last(self.conv(first(self.fc1(x)))))
 
 
 class FusedAttentionBlock(nn.Module):

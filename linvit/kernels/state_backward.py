@@ -17,14 +17,7 @@ A gradient of a state has the memory layout of a state; its n and shift are unus
 import triton
 import triton.language as tl
 
-from linvit.kernels.state import (
-    load_mass,
-    load_query_mean,
-    load_state,
-    load_vector,
-    store_state,
-    store_vector,
-)
+from linvit.kernels.state import load_mass, load_query_mean, load_state, load_vector, store_state, store_vector
 from linvit.kernels.tiles import (
     factor,
     feature,

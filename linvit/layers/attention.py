@@ -7,7 +7,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
@@ -39,8 +39,6 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     """The keyword arguments of one stage's Attention2d, taken from those of the whole network.
 
     Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
-
-    Raises ValueError for an unknown key; the message lists the known ones.
     """
     keys = (*AXES, *AROUND)
     for key in attention or {}:
@@ -78,8 +76,8 @@ class Attention2d(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         modulation: str = "linear",
         lepe: bool = True,
@@ -107,8 +105,7 @@ class Attention2d(AttentionLayer):
         y = self.operator(query, key, value, rotary if self.rope else None)
         y = self.with_local(self.operator.as_map(y, grid), value.mT.flatten(1, 2).unflatten(-1, grid))
         y = self.gated(y, projections[3] if self.projected else x)
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
     def with_local(self, y: Tensor, value: Tensor) -> Tensor:
         """The output of the operator plus LePE; both are maps."""

@@ -1,24 +1,23 @@
 """The blocks that the stages of RAVLT, MAViT and CARE are made of, and their feed-forward."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
-from linvit.layers.checks import Device, Dtype, Expansion, Heads, Rate, Ratio, Scale, TensorOptions, Width
+from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import PointwiseConv
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
-from linvit.ranges import Checked
 
 
 def _drop_path(rate: float) -> nn.Module:
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
-class ConvFeedForward(Checked, nn.Module):
+class ConvFeedForward(nn.Module):
     """Two 1×1 convolutions with a 3×3 depthwise residual between them: fc2(h + dwconv(h)), h = gelu(fc1(x)).
 
     Args:
@@ -26,9 +25,8 @@ class ConvFeedForward(Checked, nn.Module):
         ratio: hidden channels over width; at least one channel.
     """
 
-    def __init__(self, width: Width, ratio: Ratio, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, ratio: float, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         hidden = max(int(width * ratio), 1)
         self.fc1 = PointwiseConv(width, hidden, **dd)
         self.act = nn.GELU()
@@ -38,11 +36,10 @@ class ConvFeedForward(Checked, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
         x = self.act(self.fc1(x))
-        x = self.fc2(x + self.dwconv(x))
-        return x
+        return self.fc2(x + self.dwconv(x))
 
 
-class AttentionBlock(Checked, nn.Module):
+class AttentionBlock(nn.Module):
     """RAVLT's and MAViT's block: x + cpe(x), then attention and feed-forward, each normed, scaled and added.
 
     Args:
@@ -59,19 +56,17 @@ class AttentionBlock(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         attention: dict[str, Any] | None = None,
         cpe: bool = True,
-        ffn_ratio: Ratio = 3.5,
-        layer_scale: Scale = 1.0,
-        drop_path: Rate = 0.0,
-        device: Device = None,
-        dtype: Dtype = None,
+        ffn_ratio: float = 3.5,
+        layer_scale: float = 1.0,
+        drop_path: float = 0.0,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.layer_scale = layer_scale
         self.cpe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
@@ -90,23 +85,20 @@ class AttentionBlock(Checked, nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
-        x = self.with_feed_forward(self.with_attention(x, rotary))
-        return x
+        return self.with_feed_forward(self.with_attention(x, rotary))
 
     def with_attention(self, x: Tensor, rotary: Rotary) -> Tensor:
         """The first half of the block."""
         if self.cpe is not None:
             x = x + self.cpe(x)
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
-        return x
+        return x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
 
     def with_feed_forward(self, x: Tensor) -> Tensor:
         """The second half of the block."""
-        x = x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
-        return x
+        return x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
 
 
-class CareBlock(Checked, nn.Module):
+class CareBlock(nn.Module):
     """CARE's block: mix tokens, interact within the features, then across features and memory.
 
     The first quarter of the channels is the memory, the other three quarters are the features.
@@ -128,22 +120,20 @@ class CareBlock(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        head_width: Width,
+        width: int,
+        head_width: int,
         mechanism: str,
-        ratios: tuple[Expansion, Expansion],
-        layer_scale: Scale = 1e-6,
-        drop_path: Rate = 0.0,
+        ratios: tuple[int, int],
+        layer_scale: float = 1e-6,
+        drop_path: float = 0.0,
         last: bool = False,
         split: str = "asymmetric",
         interactions: tuple[bool, bool] = (True, True),
         memory: bool = True,
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         first, second = interactions
         self.memory_width = width // 4 if memory else 0
         self.layer_scale = layer_scale
@@ -170,7 +160,5 @@ class CareBlock(Checked, nn.Module):
         if self.interact_memory is not None:
             mixed = self.interact_memory(mixed)
         if self.gamma is None:
-            mixed = self.drop_path(mixed)
-            return mixed
-        x = x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))
-        return x
+            return self.drop_path(mixed)
+        return x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))

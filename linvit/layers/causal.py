@@ -5,7 +5,7 @@ linear mechanism then keeps one State, softmax attention all keys and values.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from timm.layers import SwiGLU
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
-from linvit.ranges import Range, lookup
+from linvit.ranges import lookup
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "none": None,
@@ -25,7 +25,6 @@ CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "silu": nn.SiLU,
 }
 FORMS = ("chunked", "matrix")
-Taps = Annotated[int, Range(0, 1_024)]
 
 
 class Packing:
@@ -64,10 +63,10 @@ class CausalConv(nn.Module):
         passes: initialize as the identity; otherwise with small random values.
     """
 
-    def __init__(self, width: int, size: int, passes: bool = True, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, size: int, passes: bool = True, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
         self.size, self.passes = size, passes
-        self.weight = nn.Parameter(torch.empty(width, 1, size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(width, 1, size, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -100,17 +99,15 @@ class CausalAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        conv: Taps = 4,
-        lepe: Taps = 0,
+        conv: int = 4,
+        lepe: int = 0,
         modulation: str = "none",
         rope: bool = False,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
         if rope and width // heads % 2:
@@ -163,8 +160,7 @@ class CausalAttention(AttentionLayer):
             y = packing.together(y, x)
         if self.modulate is not None:
             y = y * self.modulate(gate)
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
 
 class CausalOptions(TypedDict, total=False):
@@ -206,5 +202,4 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As CausalAttention."""
         x = x + self.attn(self.norm1(x), *args, **kwargs)
-        x = x + self.ffn(self.norm2(x))
-        return x
+        return x + self.ffn(self.norm2(x))

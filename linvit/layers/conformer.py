@@ -7,7 +7,7 @@ values, and both from the last inputs of the convolution.
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import Mlp
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
+from linvit.layers.checks import TensorOptions
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
@@ -60,9 +60,8 @@ class Subsampling(nn.Module):
         causal: no frame sees a later one; output i depends on features 0 … 4·i.
     """
 
-    def __init__(self, mels: int, width: int, causal: bool, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, mels: int, width: int, causal: bool, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (2, 0) if causal else (1, 1)
         self.conv1 = nn.Conv2d(1, width, 3, stride=2, **dd)
         self.conv2 = nn.Conv2d(width, width, 3, stride=2, **dd)
@@ -86,8 +85,7 @@ class Subsampling(nn.Module):
             x = relu(conv(pad(x, (1, 1))))
         if before is not None:
             before[:] = tails
-        x = self.proj(x.transpose(1, 2).flatten(2))
-        return x
+        return self.proj(x.transpose(1, 2).flatten(2))
 
 
 class FrameAttention(AttentionLayer):
@@ -103,15 +101,13 @@ class FrameAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
@@ -151,8 +147,7 @@ class FrameAttention(AttentionLayer):
         y = merged(self.operator(query, key, value, rotary, key_mask=valid, bias=bias, cache=cache))
         if self.gate is not None and self.modulate is not None:
             y = y * self.modulate(self.gate(x))
-        x = self.proj(y)
-        return x
+        return self.proj(y)
 
 
 class ConvModule(nn.Module):
@@ -166,16 +161,9 @@ class ConvModule(nn.Module):
     """
 
     def __init__(
-        self,
-        width: Width,
-        kernel: Kernel,
-        causal: bool,
-        conv_norm: str = "batch",
-        device: Device = None,
-        dtype: Dtype = None,
+        self, width: int, kernel: int, causal: bool, conv_norm: str = "batch", **dd: Unpack[TensorOptions]
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (kernel - 1, 0) if causal else ((kernel - 1) // 2, kernel // 2)
         self.norm = nn.LayerNorm(width, **dd)
         self.expand = nn.Linear(width, 2 * width, **dd)
@@ -195,16 +183,13 @@ class ConvModule(nn.Module):
         # as a channels_last image of one row: no copy
         row, weight = history.mT.unsqueeze(-2), self.depthwise.weight.unsqueeze(-2)
         x = conv2d(row, weight, self.depthwise.bias, groups=x.shape[-1]).squeeze(-2).mT
-        x = self.proj(silu(self._normalized(x, valid)))
-        return x
+        return self.proj(silu(self._normalized(x, valid)))
 
     def _normalized(self, x: Tensor, valid: Tensor | None) -> Tensor:
         if isinstance(self.conv_norm, nn.LayerNorm):
-            x = self.conv_norm(x)
-            return x
+            return self.conv_norm(x)
         if valid is None or not self.training:
-            x = self.conv_norm(x.flatten(0, 1)).view_as(x)
-            return x
+            return self.conv_norm(x.flatten(0, 1)).view_as(x)
         counted: Tensor = self.conv_norm(x[valid])
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
 
@@ -223,20 +208,18 @@ class ConformerBlock(nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        kernel: Kernel,
+        kernel: int,
         causal: bool = False,
         modulation: str = "linear",
         conv_norm: str = "batch",
-        ratio: Expansion = 4,
-        dropout: Rate = 0.1,
-        device: Device = None,
-        dtype: Dtype = None,
+        ratio: int = 4,
+        dropout: float = 0.1,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         feed: dict[str, Any] = {"act_layer": nn.SiLU, "drop": dropout, **dd}
         self.norm1 = nn.LayerNorm(width, **dd)
         self.ffn1 = Mlp(width, ratio * width, **feed)
@@ -260,8 +243,7 @@ class ConformerBlock(nn.Module):
         x = x + self.dropout(self.attn(self.norm2(x), positions, valid, cache))
         x = x + self.dropout(self.conv(x, valid, cache))
         x = x + 0.5 * self.ffn2(self.norm3(x))
-        x = self.norm4(x)
-        return x
+        return self.norm4(x)
 
 
 class Predictor(nn.Module):
@@ -270,10 +252,10 @@ class Predictor(nn.Module):
     Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711), with the sizes of Conformer.
     """
 
-    def __init__(self, tokens: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        self.embed = nn.Embedding(tokens, width, device=device, dtype=dtype)
-        self.lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
+        self.embed = nn.Embedding(tokens, width, **dd)
+        self.lstm = nn.LSTM(width, width, batch_first=True, **dd)
 
     def forward(
         self, tokens: Tensor, before: tuple[Tensor, Tensor] | None = None
@@ -287,14 +269,12 @@ class Predictor(nn.Module):
 class Joint(nn.Module):
     """The joint network of a transducer: logits of every token for each frame and each place in the text."""
 
-    def __init__(self, tokens: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, frame_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.frame = nn.Linear(frame_width, width, **dd)
         self.place = nn.Linear(width, width, **dd)
         self.head = nn.Linear(width, tokens, **dd)
 
     def forward(self, frames: Tensor, places: Tensor) -> Tensor:
         """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, tokens)."""
-        logits: Tensor = self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
-        return logits
+        return self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from linvit.arguments import is_traced
-from linvit.layers.checks import Device, Dtype
+from linvit.layers.checks import TensorOptions
 from linvit.ops.backend import built_for_cpu
 
 ONEDNN_FROM = 16  # images in a batch from which torch computes 1×1 convolutions with oneDNN, whatever the threads
@@ -70,24 +70,21 @@ class DepthwiseConv(nn.Conv2d):
         kernel: (height, width) of the kernel.
     """
 
-    def __init__(self, width: int, kernel: tuple[int, int], device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, kernel: tuple[int, int], **dd: Unpack[TensorOptions]) -> None:
         padding = (kernel[0] // 2, kernel[1] // 2)
-        super().__init__(width, width, kernel, padding=padding, groups=width, device=device, dtype=dtype)
+        super().__init__(width, width, kernel, padding=padding, groups=width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
         kernels = built_for_cpu()
         if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
-            x = kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
-            return x
-        x = self._conv_forward(x, self.weight, self.bias)
-        return x
+            return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
+        return self._conv_forward(x, self.weight, self.bias)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
     """F.linear followed by "gelu" or "none" in one pass of oneDNN, if `runs_on_onednn`."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
 
 
 def _flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:

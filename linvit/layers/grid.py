@@ -24,8 +24,6 @@ class ImagePatches:
     Attributes:
         grid: height and width in patches of the smallest map that every image fits into.
         cu_seqlens: the first token of each image among the valid ones, and their number, (batch + 1,).
-
-    Raises ValueError for shapes that do not fit together, and for values that are not bool.
     """
 
     def __init__(self, coord: Tensor, valid: Tensor, num_prefix: int) -> None:

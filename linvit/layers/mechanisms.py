@@ -10,7 +10,6 @@ from typing import Any
 
 from linvit.ranges import lookup
 
-PLACES = ("maps", "sequences", "images")
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
 DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
 PREFIX = {"weighting": "prefix_query_mean"}
@@ -103,10 +102,7 @@ def at(place: str) -> dict[str, Mechanism]:
 
 
 def mechanism_of(name: str, place: str | None = None) -> Mechanism:
-    """The row of that mechanism.
-
-    Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
-    """
+    """The row of that mechanism."""
     return lookup("mechanism", name, MECHANISMS if place is None else at(place))
 
 

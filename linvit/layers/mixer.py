@@ -1,15 +1,17 @@
 """CARE's token mixer and its dual interaction (arXiv 2411.16170)."""
 
+from typing import Unpack
+
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
-from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
+from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.operator import AttentionLayer
-from linvit.ranges import Checked, lookup
+from linvit.ranges import lookup
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
@@ -19,15 +21,13 @@ SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # atten
 class Strips(nn.Module):
     """Depthwise 11×1 plus 1×11 convolutions: a cheap substitute for attention on large maps."""
 
-    def __init__(self, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.vertical = DepthwiseConv(width, (11, 1), **dd)
         self.horizontal = DepthwiseConv(width, (1, 11), **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.vertical(x) + self.horizontal(x)
-        return y
+        return self.vertical(x) + self.horizontal(x)
 
 
 @register_notrace_module
@@ -37,15 +37,13 @@ class ValueAttention(AttentionLayer):
     The paper calls the feature map an identity; we follow the released code, which has elu + 1 and a normalizer.
     """
 
-    def __init__(
-        self, width: Width, head_width: Width, mechanism: str = "linear", device: Device = None, dtype: Dtype = None
-    ) -> None:
+    def __init__(self, width: int, head_width: int, mechanism: str = "linear", **dd: Unpack[TensorOptions]) -> None:
         if width % head_width:
             raise SettingError(
                 f"the width {width} of the attended channels is not a multiple of `head_width` {head_width}: change one"
             )
-        super().__init__(width, width // head_width, mechanism, place="maps", device=device, dtype=dtype)
-        self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
+        super().__init__(width, width // head_width, mechanism, place="maps", **dd)
+        self.qk = PointwiseConv(width, 2 * width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
@@ -54,7 +52,7 @@ class ValueAttention(AttentionLayer):
         return self.operator.as_map(self.operator(query, key, value), (x.shape[-2], x.shape[-1]))
 
 
-class TokenMixer(Checked, nn.Module):
+class TokenMixer(nn.Module):
     """Mix the tokens of each group of channels: one group by attention, the others by local depthwise convolutions.
 
     Args:
@@ -69,22 +67,27 @@ class TokenMixer(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        head_width: Width,
+        width: int,
+        head_width: int,
         mechanism: str,
         split: str = "asymmetric",
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
-        device: Device = None,
-        dtype: Dtype = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         sizes = () if split == "attended" else tuple(local_sizes)
         if split != "attended" and sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
             raise SettingError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
         self.stacked = split == "stacked"
-        self.widths = _group_widths(width, split, len(sizes))
-        attended, local = self.widths[0], self.widths[-1]
+        divisor = lookup("split", split, SHARES)
+        attended, undivided = divmod(width, divisor)
+        local, left = (attended, 0) if divisor == 1 else divmod(width - attended, len(sizes))
+        if divisor > 1 and (undivided or left):
+            raise SettingError(
+                f"{width} feature channels cannot be divided by `split` {split!r} without a remainder: change the width"
+            )
+        # of the attended group, then of each local one; one number if every layer reads all channels
+        self.widths = [attended] if divisor == 1 else [attended] + [local] * len(sizes)
         self.attended: Strips | ValueAttention = (
             Strips(attended, **dd) if mechanism == STRIPS else ValueAttention(attended, head_width, mechanism, **dd)
         )
@@ -102,21 +105,7 @@ class TokenMixer(Checked, nn.Module):
         return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
 
 
-def _group_widths(width: int, split: str, num_local: int) -> list[int]:
-    """Channels of the attended group, then of each local one; one number if every layer reads all channels."""
-    divisor = lookup("split", split, SHARES)
-    attended, undivided = divmod(width, divisor)
-    if divisor == 1:
-        return [width]
-    local, left = divmod(width - attended, num_local)
-    if undivided or left:
-        raise SettingError(
-            f"{width} feature channels cannot be divided by `split` {split!r} without a remainder: change the width"
-        )
-    return [attended] + [local] * num_local
-
-
-class Interaction(Checked, nn.Module):
+class Interaction(nn.Module):
     """An inverted bottleneck that mixes channels: norm, 1×1, GELU, depthwise 3×3, 1×1, plus the input.
 
     Args:
@@ -125,11 +114,8 @@ class Interaction(Checked, nn.Module):
         project: end with the last 1×1 convolution and the skip connection; otherwise return the hidden map.
     """
 
-    def __init__(
-        self, width: Width, ratio: Expansion, project: bool = True, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    def __init__(self, width: int, ratio: int, project: bool = True, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         hidden = width * ratio
         self.norm = nn.BatchNorm2d(width, **dd)
         self.fc1 = PointwiseConv(width, hidden, **dd)

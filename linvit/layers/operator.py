@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import use_fused_attn
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
-from linvit.layers.mechanisms import PLACES, mechanism_of
+from linvit.layers.checks import TensorOptions, multiple_of_heads
+from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard
-from linvit.ranges import Checked, OneOf, lookup
+from linvit.ranges import lookup
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
@@ -36,9 +36,9 @@ class KeyValues:
         end = self.length + key.shape[-2]
         if self.key is None or end > self.key.shape[-2]:
             grown = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (key, value)]
-            for buffer, held in zip(grown, (self.key, self.value), strict=True):
-                if held is not None:
-                    buffer[:, :, : self.length] = held[:, :, : self.length]
+            for buffer, full in zip(grown, (self.key, self.value), strict=True):
+                if full is not None:
+                    buffer[:, :, : self.length] = full[:, :, : self.length]
             self.key, self.value = grown
         assert self.value is not None
         self.key[:, :, self.length : end] = key
@@ -73,7 +73,7 @@ class AttentionCache:
         return inputs + sum(x.nbytes for x in self.read or ())
 
 
-class Operator(Checked, nn.Module):
+class Operator(nn.Module):
     """The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for.
 
     Args:
@@ -97,19 +97,18 @@ class Operator(Checked, nn.Module):
     def __init__(
         self,
         mechanism: str,
-        heads: Heads,
-        head_width: Width,
+        heads: int,
+        head_width: int,
         feature_map: str | tuple[str, str] | None = None,
         weighting: str | None = None,
         normalizer: str | None = None,
         causal: bool = False,
-        place: Annotated[str, OneOf(PLACES)] | None = None,
-        device: Device = None,
-        dtype: Dtype = None,
+        place: str | None = None,
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-        changes: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
+        replacing = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+        changes: dict[str, Any] = {axis: value for axis, value in replacing.items() if value is not None}
         axes = mechanism_of(mechanism, place).axes_of(causal)
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
@@ -130,10 +129,10 @@ class Operator(Checked, nn.Module):
         self.beta: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
         if changes.get("weighting") == LEARNED:
-            self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
+            self.mean_query = nn.Parameter(torch.empty(heads * head_width, **dd))
         if changes.get("normalizer") == LEARNED:
-            self.beta = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
-            self.gamma = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+            self.beta = nn.Parameter(torch.empty(heads, **dd))
+            self.gamma = nn.Parameter(torch.empty(heads, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -277,7 +276,7 @@ class Operator(Checked, nn.Module):
         return gain, gain * num - gamma
 
 
-class AttentionLayer(Checked, nn.Module):
+class AttentionLayer(nn.Module):
     """The base of all attention layers: `heads`, and the `operator` of the mechanism.
 
     A subclass projects its input in `forward`, calls the operator and projects its output; between the two may be a
@@ -293,10 +292,10 @@ class AttentionLayer(Checked, nn.Module):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        operator_size: tuple[Heads, Width] | None = None,
+        operator_size: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()

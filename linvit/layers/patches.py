@@ -1,13 +1,14 @@
 """From an image to the first map, and from the map of one stage to that of the next."""
 
+from typing import Unpack
+
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width, check_filled, check_floats
+from linvit.layers.checks import TensorOptions, check_filled, check_floats
 from linvit.layers.convolutions import runs_on_onednn
-from linvit.ranges import Checked
 
 MIN_SIDE = 32
 
@@ -37,7 +38,7 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
     return x
 
 
-class Stem(Checked, nn.Sequential):
+class Stem(nn.Sequential):
     """The first layers of a network; the first of them is the convolution that reads the image.
 
     In inference on a CPU its maps are channels_last, for products of oneDNN in all layers that follow.
@@ -61,8 +62,7 @@ class Stem(Checked, nn.Sequential):
 class ConvStem(Stem):
     """Four 3×3 convolutions with batch norm, total stride 4 (RAVLT and MAViT)."""
 
-    def __init__(self, in_chans: Channels, width: Width, device: Device = None, dtype: Dtype = None) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         layers: list[nn.Module] = []
         previous = in_chans
         for out, stride in ((width // 2, 2), (width // 2, 1), (width // 2, 1), (width, 2)):
@@ -74,34 +74,29 @@ class ConvStem(Stem):
 class PatchStem(Stem):
     """A 4×4 convolution with stride 4 and batch norm (CARE); up to 3 px at the right and bottom edge are not read."""
 
-    def __init__(self, in_chans: Channels, width: Width, device: Device = None, dtype: Dtype = None) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__(in_chans, nn.Conv2d(in_chans, width, 4, 4, **dd), nn.BatchNorm2d(width, **dd))
 
 
-class ConvDownsample(Checked, nn.Module):
+class ConvDownsample(nn.Module):
     """Halve the sides, rounded up: 3×3 convolution with stride 2, then batch norm (RAVLT and MAViT)."""
 
-    def __init__(self, in_width: Width, width: Width, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.conv = nn.Conv2d(in_width, width, 3, 2, 1, **dd)
         self.norm = nn.BatchNorm2d(width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        return x
+        return self.norm(self.conv(x))
 
 
-class PatchDownsample(Checked, nn.Module):
+class PatchDownsample(nn.Module):
     """Halve the sides, rounded down: batch norm, then a 2×2 convolution with stride 2 (CARE)."""
 
-    def __init__(self, in_width: Width, width: Width, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.norm = nn.BatchNorm2d(in_width, **dd)
         self.conv = nn.Conv2d(in_width, width, 2, 2, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(self.norm(x))
-        return x
+        return self.conv(self.norm(x))

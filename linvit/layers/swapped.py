@@ -1,6 +1,6 @@
 """Parts of a swapped network around its attention: embeddings, blocks of other layouts, and feed-forward."""
 
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
@@ -9,7 +9,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype
+from linvit.layers.checks import TensorOptions
 from linvit.layers.grid import CurrentGrid, ImagePatches, whole
 from linvit.layers.token_attention import TokenAttention
 
@@ -24,10 +24,7 @@ class GridPatchEmbed(PatchEmbed):
 
     @classmethod
     def watching(cls, embed: PatchEmbed, source: CurrentGrid) -> "GridPatchEmbed":
-        """The same layer with the same parameters, which also stores the grid in source.
-
-        Raises ValueError if it is not timm's PatchEmbed.
-        """
+        """The same layer with the same parameters, which also stores the grid in source."""
         if type(embed) not in (PatchEmbed, GridPatchEmbed):
             raise ValueError(
                 f"the patch embedding is a {type(embed).__name__}, expected timm's PatchEmbed: "
@@ -39,8 +36,7 @@ class GridPatchEmbed(PatchEmbed):
         """Images (batch, channels, height, width) to tokens."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         self.source.note(whole(height, width))
-        x = PatchEmbed.forward(self, x)
-        return x
+        return PatchEmbed.forward(self, x)
 
 
 class GridNaFlexEmbeds(NaFlexEmbeds):
@@ -92,8 +88,7 @@ class MapAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A map to a map of the same shape."""
         height, width = x.shape[1:3]
-        y: Tensor = self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
-        return y
+        return self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
 
 
 class UnrolledAttention(nn.Module):
@@ -109,7 +104,7 @@ class UnrolledAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens to tokens of the same shape."""
-        return cast(Tensor, self.tokens(x, [1, x.shape[1]]))
+        return self.tokens(x, [1, x.shape[1]])
 
 
 class GlobalSwinBlock(nn.Module):
@@ -151,12 +146,12 @@ class LocalMlp(nn.Module):
         attention: the attention of the same block, which knows the grid.
     """
 
-    def __init__(self, mlp: Mlp, attention: TokenAttention, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, mlp: Mlp, attention: TokenAttention, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
         self.fc1, self.act, self.drop1, self.norm = mlp.fc1, mlp.act, mlp.drop1, mlp.norm
         self.fc2, self.drop2 = mlp.fc2, mlp.drop2
         hidden = cast(nn.Linear, mlp.fc1).out_features
-        self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, device=device, dtype=dtype)
+        self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
     def reset_to_identity(self) -> None:
@@ -175,5 +170,4 @@ class LocalMlp(nn.Module):
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT
         x = self.drop1(self.act(torch.cat((prefix, local), dim=1)))
-        x = self.drop2(self.fc2(self.norm(x)))
-        return x
+        return self.drop2(self.fc2(self.norm(x)))

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from linvit.errors import SettingError
 from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, Rate, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
@@ -60,16 +60,16 @@ class TokenAttention(AttentionLayer):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         source: Annotated[CurrentGrid, IsA(CurrentGrid)] | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: Rate = 0.0,
-        operator_size: tuple[Heads, Width] | None = None,
+        operator_size: tuple[int, int] | None = None,
         device: Device = None,
         dtype: Dtype = None,
         **axes: Any,
@@ -117,8 +117,6 @@ class TokenAttention(AttentionLayer):
                 sizes a mask is expected, the one that timm makes of their `patch_valid`; the patches are used instead.
             rope: timm's rotation of the tokens of the grid, sines and then cosines (…, height × width, 2 × head width);
                 it replaces that of the mechanism.
-
-        Raises ValueError for a mask, and for a number of tokens that does not fit the grid.
         """
         patches = self.source.patches if self.source is not None and grid is None else None
         if is_causal or (attn_mask is not None and patches is None):
@@ -248,8 +246,7 @@ class LinearAngular(TokenAttention):
         nn.init.zeros_(self.dconv.weight)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        y = normalize(y, dim=-1) + self.dconv(value)
-        return y
+        return normalize(y, dim=-1) + self.dconv(value)
 
 
 class GatedAttention(TokenAttention):
@@ -263,11 +260,11 @@ class GatedAttention(TokenAttention):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool | Annotated[str, OneOf((LEARNED,))] = True,

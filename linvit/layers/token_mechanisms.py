@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import merged
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention, TokenOptions
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
+from linvit.ranges import Count
 
 
 class FocusedAttention(TokenAttention):
@@ -148,12 +149,12 @@ class AgentAttention(TokenAttention):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        agents: tuple[Kernel, Kernel] = (7, 7),
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        agents: tuple[Count, Count] = (7, 7),
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -234,11 +235,11 @@ class PolarAttention(GatedAttention):
 
     def __init__(
         self,
-        width: Width,
-        heads: Heads,
+        width: int,
+        heads: int,
         mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         modulation: str = "linear",
         lepe: bool = True,
         device: Device = None,

@@ -31,25 +31,22 @@ class Stage(nn.Module):
     def through_blocks(self, x: Tensor, *shared: Any) -> Tensor:
         """The map after all blocks; every block also gets `shared`."""
         for block in self.blocks:
-            x = _recomputed(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
+            if not self.grad_checkpointing:
+                x = block(x, *shared)
+            elif torch.compiler.is_compiling():
+                x = checkpoint(block, x, *shared)
+            else:
+                x = checkpoint(block, x, *shared, use_reentrant=False, context_fn=partial(_contexts, block))
         return x
 
 
-def _recomputed(block: nn.Module, x: Tensor, *shared: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        out: Tensor = checkpoint(block, x, *shared)
-        return out
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _counted(block)
-
-    out = checkpoint(block, x, *shared, use_reentrant=False, context_fn=contexts)
-    return out
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Those of a block's two forward passes: in the second, batch norms keep the statistics of the first."""
+    return nullcontext(), _keeping_statistics(block)
 
 
 @contextmanager
-def _counted(block: nn.Module) -> Iterator[None]:
-    """Batch norms keep their statistics, because the first forward pass has already updated them."""
+def _keeping_statistics(block: nn.Module) -> Iterator[None]:
     norms = [(m, m.momentum, m.num_batches_tracked) for m in block.modules() if isinstance(m, _BatchNorm)]
     for norm, _, _ in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
@@ -128,8 +125,6 @@ class Backbone(Checked, nn.Module):
             stop_early: skip the stages after the last chosen one.
             output_fmt: "NCHW".
             intermediates_only: return only the list of maps.
-
-        Raises ValueError for another output format.
         """
         if output_fmt != "NCHW":
             raise SettingError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
@@ -179,8 +174,7 @@ class Backbone(Checked, nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        x = self.final_conv(self.stages(self.stem(x)))
-        return x
+        return self.final_conv(self.stages(self.stem(x)))
 
     def forward(self, x: Tensor) -> Any:
         """Images to logits (batch, num_classes)."""

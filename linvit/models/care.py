@@ -24,14 +24,14 @@ are published on a hub. The nano size is ours, for images of 32 to 64 px.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Unpack, cast
 
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
-from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Expansion, Rate, Scale, TensorOptions, Width
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Scale, TensorOptions
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import (
     imagenet_cfg,
@@ -43,7 +43,7 @@ from linvit.models.family import (
     warn_of_pattern,
 )
 from linvit.models.pretrained import create
-from linvit.ranges import OneOf
+from linvit.ranges import Amount, Count, OneOf
 
 SIZES: Mapping[str, dict[str, Any]] = {
     "care_nano": {
@@ -57,7 +57,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "care_s1": {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))},
     "care_s2": {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4},
 }
-Pair = tuple[Expansion, Expansion]
+Pair = tuple[Count, Count]
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
 
@@ -67,11 +67,8 @@ class CareHead(nn.Module):
     norm: nn.Module
     fc: nn.Module
 
-    def __init__(
-        self, width: int, num_classes: int, drop_rate: float = 0.0, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    def __init__(self, width: int, num_classes: int, drop_rate: float = 0.0, **dd: Unpack[TensorOptions]) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.act = nn.GELU()
         self.norm = nn.LayerNorm(width, eps=1e-6, **dd)
         self.drop = nn.Dropout(drop_rate)
@@ -84,8 +81,7 @@ class CareHead(nn.Module):
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.drop(self.norm(self.act(x)))
-        x = x if pre_logits else self.fc(x)
-        return x
+        return x if pre_logits else self.fc(x)
 
 
 class CARE(Backbone):
@@ -105,20 +101,17 @@ class CARE(Backbone):
         distillation: add a second head, which learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
-
-    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
-    with in_chans channels and sides of at least 32 px.
     """
 
     def __init__(
         self,
-        in_chans: Channels = 3,
-        num_classes: Classes = 1000,
+        in_chans: Count = 3,
+        num_classes: Amount = 1000,
         global_pool: Annotated[str, OneOf(("avg", ""))] = "avg",
-        widths: tuple[Width, Width, Width, Width] = (32, 64, 128, 256),
+        widths: tuple[Count, Count, Count, Count] = (32, 64, 128, 256),
         depths: tuple[Depth, Depth, Depth, Depth] = (2, 4, 8, 4),
         ratios: tuple[Pair, Pair, Pair, Pair] = ((2, 2), (2, 4), (4, 4), (4, 4)),
-        head_widths: tuple[Width, Width, Width, Width] = (8, 16, 16, 32),
+        head_widths: tuple[Count, Count, Count, Count] = (8, 16, 16, 32),
         pattern: str = "CCLL",
         layer_scale: Scale = 1e-6,
         split: str = "asymmetric",
@@ -237,4 +230,4 @@ def _create(variant: str, pretrained: bool, **kwargs: Any) -> CARE:
     return cast(CARE, create(CARE, variant, pretrained, **{**SIZES[variant], **kwargs}))
 
 
-register(_create, default_cfgs)
+register(_create, default_cfgs, __name__)

@@ -19,18 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.layers.checks import (
-    Channels,
     Depth,
     Device,
     Dtype,
-    Heads,
-    Kernel,
-    Outputs,
     Rate,
     TensorOptions,
-    Width,
     check_filled,
     check_floats,
     check_whole_numbers,
@@ -47,7 +42,7 @@ from linvit.layers.conformer import (
 )
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Checked, lookup
+from linvit.ranges import Checked, Count, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -89,8 +84,6 @@ class Conformer(Checked, nn.Module):
         dropout: rate, used as in the paper.
         head: "ctc", one projection; or "transducer", predictor and joint network.
         predictor_width: channels of the transducer's predictor and joint network.
-
-    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     predictor: Predictor
@@ -99,12 +92,12 @@ class Conformer(Checked, nn.Module):
 
     def __init__(
         self,
-        tokens: Outputs,
-        mels: Channels,
-        width: Width,
+        tokens: Count,
+        mels: Count,
+        width: Count,
         depth: Depth,
-        heads: Heads,
-        kernel: Kernel,
+        heads: Count,
+        kernel: Count,
         mechanism: str = "softmax",
         causal: bool = False,
         modulation: str = "linear",
@@ -112,7 +105,7 @@ class Conformer(Checked, nn.Module):
         conv_norm: str = "batch",
         dropout: Rate = 0.1,
         head: str = "ctc",
-        predictor_width: Width = 320,
+        predictor_width: Count = 320,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -148,8 +141,6 @@ class Conformer(Checked, nn.Module):
             features: (batch, frames, mels), floating point; the frames of each utterance first, then padding.
             lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect. None if
                 there is no padding.
-
-        Raises TypeError or ValueError for features or lengths of the wrong type, shape or range.
         """
         self._check(features)
         padded = lengths is not None
@@ -207,17 +198,15 @@ class Conformer(Checked, nn.Module):
         Args:
             features: (batch, frames, mels), a multiple of 4 frames except in the last call.
             cache: `StreamCache()` at the start.
-
-        Raises ValueError for a network that is not causal or is a transducer, and for a call after the last one.
         """
         self._check(features)
-        if not self.causal or self.transduces or self.training:
-            raise SettingError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
-        if cache.features % SUBSAMPLED:
-            raise ValueError(
-                f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"
-                f" {SUBSAMPLED} frames in every call except the last."
-            )
+        refuse(
+            (not self.causal or self.transduces or self.training)
+            and "Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.",
+            cache.features % SUBSAMPLED
+            and f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"
+            f" {SUBSAMPLED} frames in every call except the last.",
+        )
         if not cache.layers:
             cache.layers = [AttentionCache() for _ in self.blocks]
         x = self.subsampling(features, None, cache.inputs)
@@ -226,8 +215,7 @@ class Conformer(Checked, nn.Module):
             x = block(x, positions, None, layer)
         cache.features += features.shape[1]
         cache.frames += x.shape[1]
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
     def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
         frames = x.shape[1]

@@ -18,26 +18,21 @@ convolution of v and the width of the feed-forward are options.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.layers.checks import (
-    Channels,
     Depth,
     Device,
     Dtype,
-    Heads,
-    Kernel,
-    Outputs,
     Ratio,
     Scale,
     TensorOptions,
-    Width,
     check_filled,
     check_floats,
     check_whole_numbers,
@@ -46,11 +41,11 @@ from linvit.layers.checks import (
 from linvit.layers.grid import Places
 from linvit.layers.mechanisms import at
 from linvit.layers.token_attention import TokenAttention
-from linvit.ranges import Checked, Range, lookup
+from linvit.ranges import Checked, Count, lookup
 
 FREQUENCIES = 256  # sine and cosine features of the time
 TIMES = 1_000  # steps of the noise process
-Side = Annotated[int, Range(1, 4_096)]
+
 _LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
 SIZES: Mapping[str, dict[str, int]] = {
     "dit_nano_patch2": {"input_size": 8, "channels": 1, "patch_size": 2, "width": 64, "depth": 4, "heads": 4},
@@ -65,17 +60,10 @@ class DiTAttention(TokenAttention):
     """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        mechanism: str,
-        grid: tuple[int, int],
-        local: bool,
-        device: Device = None,
-        dtype: Dtype = None,
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, **dd: Unpack[TensorOptions]
     ) -> None:
-        super().__init__(width, heads, mechanism, grid, device=device, dtype=dtype)
-        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
+        super().__init__(width, heads, mechanism, grid, **dd)
+        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
         self.local = convolution if local else None
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
@@ -100,8 +88,7 @@ class DiTBlock(nn.Module):
         """Tokens (batch, tokens, width) under a condition (batch, width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(silu(condition)).unsqueeze(1).chunk(6, -1)
         x = x + gate1 * self.attn(self.norm1(x) * (1 + scale1) + shift1)
-        x = x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
-        return x
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
 
 
 class DiT(Checked, nn.Module):
@@ -118,21 +105,19 @@ class DiT(Checked, nn.Module):
         learn_sigma: also predict the variance, in as many further channels: its position between its bounds (−1 … 1).
         label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
             more from labels with a larger value.
-
-    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     positions: Tensor
 
     def __init__(
         self,
-        num_classes: Outputs,
-        input_size: Side,
-        channels: Channels,
-        patch_size: Kernel,
-        width: Width,
+        num_classes: Count,
+        input_size: Count,
+        channels: Count,
+        patch_size: Count,
+        width: Count,
         depth: Depth,
-        heads: Heads,
+        heads: Count,
         mechanism: str = "softmax",
         mlp_ratio: Ratio = 4.0,
         local: bool = False,
@@ -143,7 +128,16 @@ class DiT(Checked, nn.Module):
     ) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        _check(input_size, patch_size, width, heads, mechanism, mlp_ratio)
+        lookup("mechanism", mechanism, at("images"))
+        multiple_of_heads(width, heads)
+        refuse(
+            input_size % patch_size
+            and f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the"
+            " two",
+            width * mlp_ratio < 1
+            and f"`mlp_ratio` is {mlp_ratio}, which leaves no channels to the feed-forward: set it higher",
+            width % 4 and f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it",
+        )
         self.num_classes, self.input_size, self.channels = num_classes, input_size, channels
         self.mechanism, self.learn_sigma, self.label_std = mechanism, learn_sigma, label_std
         self.out_channels = channels * (2 if learn_sigma else 1)
@@ -186,8 +180,6 @@ class DiT(Checked, nn.Module):
             images: floating point, input_size high and wide.
             times: int64 (batch,), steps of the noise process, 0 … 999.
             labels: int64 (batch,), classes, or num_classes for none.
-
-        Raises TypeError or ValueError for inputs of the wrong type, shape or range.
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")
@@ -211,16 +203,3 @@ def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
     frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=times.device) / half)
     angles = times[:, None].float() * frequencies
     return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
-
-
-def _check(input_size: int, patch_size: int, width: int, heads: int, mechanism: str, mlp_ratio: float) -> None:
-    lookup("mechanism", mechanism, at("images"))
-    multiple_of_heads(width, heads)
-    if input_size % patch_size:
-        raise SettingError(
-            f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the two"
-        )
-    if width * mlp_ratio < 1:
-        raise SettingError(f"`mlp_ratio` is {mlp_ratio}, which leaves no channels to the feed-forward: set it higher")
-    if width % 4:
-        raise SettingError(f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it")

@@ -25,8 +25,6 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     Args:
         pattern: one letter per stage, such as "LLSS".
         letters: the mechanism for each letter.
-
-    Raises ValueError if the pattern is not four known letters.
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
@@ -34,21 +32,21 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     return tuple(letters[letter] for letter in pattern)
 
 
-def register(create: Callable[..., nn.Module], names: Iterable[str]) -> None:
-    """Register create(name, pretrained, **arguments) with timm under each name, as a function of its module."""
+def register(create: Callable[..., nn.Module], names: Iterable[str], module: str) -> None:
+    """Register create(name, pretrained, **arguments) with timm under each name, as a function of that module."""
     for name in names:
-        entrypoint = _entrypoint(create, name)
-        setattr(sys.modules[create.__module__], name, entrypoint)
+        entrypoint = _entrypoint(create, name, module)
+        setattr(sys.modules[module], name, entrypoint)
         register_model(entrypoint)
 
 
-def _entrypoint(create: Callable[..., nn.Module], name: str) -> Callable[..., nn.Module]:
+def _entrypoint(create: Callable[..., nn.Module], name: str, module: str) -> Callable[..., nn.Module]:
     def create_named(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return create(name, pretrained, **kwargs)
 
     create_named.__name__ = create_named.__qualname__ = name
-    create_named.__module__ = create.__module__
-    create_named.__doc__ = f"{name}: see the tables of {create.__module__}."
+    create_named.__module__ = module
+    create_named.__doc__ = f"{name}: see the tables of {module}."
     return create_named
 
 
@@ -99,8 +97,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(checkpoint.get(name), Mapping):
             checkpoint = checkpoint[name]
             break
-    weights: dict[str, Any] = clean_state_dict(dict(checkpoint))
-    return weights
+    return clean_state_dict(dict(checkpoint))
 
 
 class PatternWarning(UserWarning):

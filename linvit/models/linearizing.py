@@ -11,7 +11,6 @@ linearize`; both store weights that fit this name.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -148,7 +147,10 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
     letters = each_letter(pattern, count, exact=isinstance(model, Backbone))
     chosen = [layer for layer in layers if letters[layer.letter] == "L"]
     for layer in chosen:
-        layer.attention.operator = _operator(layer.attention.operator, mechanism, attention)
+        old = layer.attention.operator
+        new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **attention)
+        new.shares = old.shares
+        layer.attention.operator = new.train(old.training)
     if isinstance(model, Backbone):
         changed = {layer.letter for layer in chosen}
         model.pattern = "".join("L" if i in changed else letter for i, letter in enumerate(model.pattern))
@@ -163,10 +165,7 @@ class SoftmaxLayer(NamedTuple):
 
 
 def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
-    """The layers of one of our own networks with softmax attention, in its order.
-
-    Raises ValueError for a Conformer, whose attention cannot be replaced.
-    """
+    """The layers of one of our own networks with softmax attention, in its order."""
     layers: list[SoftmaxLayer] = []
     for path, module in model.named_modules():
         if isinstance(module, AttentionLayer) and module.operator.options is None:
@@ -178,12 +177,6 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
             stage = int(path.split(".")[1]) if isinstance(model, Backbone) else None
             layers.append(SoftmaxLayer(path, module, len(layers) if stage is None else stage))
     return layers
-
-
-def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operator:
-    new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **axes)
-    new.shares = old.shares
-    return new.train(old.training)
 
 
 def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> list[Lesson]:
@@ -263,18 +256,6 @@ def letters_of(teacher: nn.Module) -> dict[str, int]:
     return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}
 
 
-def _build(
-    base: Mapping[str, Any],
-    mechanism: str,
-    pattern: str | None,
-    attention: dict[str, Any] | None,
-    swapped: bool,
-    **arguments: Any,
-) -> nn.Module:
-    change = swap_attention if swapped else linearize
-    return change(create_base(base, **arguments), mechanism, pattern, attention)
-
-
 def _create(
     name: str,
     pretrained: bool,
@@ -299,10 +280,14 @@ def _create(
     if arguments.get("features_only") and arguments.get("out_indices") is None:
         features: Any = create_base(given, features_only=True)
         arguments["out_indices"] = features.feature_info.out_indices  # those of the base
-    build = partial(_build, given, mechanism, pattern, attention, swapped)
+
+    def build(**arguments: Any) -> nn.Module:
+        change = swap_attention if swapped else linearize
+        return change(create_base(given, **arguments), mechanism, pattern, attention)
+
     # the base's own arguments too, or timm would put those of its configuration, such as the image size, over them
     arguments = {**{name: value for name, value in given.items() if name not in KEPT}, **arguments}
     return create(build, name, pretrained, {"feature_cls": "getter"}, pretrained_cfg=cfg, **arguments)
 
 
-register(_create, [NAME])
+register(_create, [NAME], __name__)

@@ -23,7 +23,8 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which has no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
 
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from linvit.models.family import register
 from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
@@ -38,10 +39,4 @@ class MAViT(Pyramid):
 
 # The authors name the hub repository but none of its files; these names follow those of their RAVLT files.
 default_cfgs = pyramid_cfgs("MAViT")
-
-
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> MAViT:
-    return create_pyramid(MAViT, variant, pretrained, **kwargs)
-
-
-register(_create, default_cfgs)
+register(partial(create_pyramid, MAViT), default_cfgs, __name__)

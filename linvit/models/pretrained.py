@@ -11,10 +11,9 @@ from timm.models import build_model_with_cfg, list_pretrained, resolve_pretraine
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
-from linvit.ranges import Range, Some, check
+from linvit.ranges import Some, check
 
-Index = Annotated[int, Range(-1_000, 999)]
-FEATURES = {"features_only": bool, "out_indices": Index | Annotated[Sequence[Index], Some()] | None, "pretrained": bool}
+FEATURES = {"features_only": bool, "out_indices": int | Annotated[Sequence[int], Some()] | None, "pretrained": bool}
 """Arguments of timm's builder that are checked here."""
 FOUR_STAGES = {"out_indices": (0, 1, 2, 3), "flatten_sequential": True}
 
@@ -129,9 +128,6 @@ def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapt
         model: it is not changed.
         caller: the first word of the error.
         adapted: modules whose weights may be missing or have another shape.
-
-    Raises:
-        ValueError: lists every key that is missing, unexpected or misshapen.
     """
     expected: dict[str, Tensor] = model.state_dict()
     faults = {}

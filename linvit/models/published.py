@@ -3,7 +3,7 @@
 A citation names a row by source, table and row: "RALA, Table 9, w/o KV aug".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,30 +51,18 @@ class Published(NamedTuple):
     source: str
 
 
-def _rows() -> Iterator[tuple[str, Row]]:
-    for source, paper in CONTENT["papers"].items():
-        for place, table in paper["tables"].items():
-            units = table["columns"]
-            for name, cells in table["rows"].items():
-                values = {key: cell for key, cell in zip(units, cells, strict=True) if cell != MISSING}
-                yield f"{source}, {place}, {name}", Row(f"{source}, {place}", name, values, units)
-
-
-ROWS: Mapping[str, Row] = dict(_rows())
+ROWS: Mapping[str, Row] = {
+    f"{source}, {table}, {name}": Row(
+        f"{source}, {table}",
+        name,
+        {key: cell for key, cell in zip(content["columns"], cells, strict=True) if cell != MISSING},
+        content["columns"],
+    )
+    for source, paper in CONTENT["papers"].items()
+    for table, content in paper["tables"].items()
+    for name, cells in content["rows"].items()
+}
 """Citation → row."""
-
-
-def cited(*sources: Sequence[str], quantity: str = TOP1) -> str:
-    """Sources as text, each a table and its rows: "RALA, Table 9 (RAVLT-T 82.8 %, w/o KV aug 82.1 %)".
-
-    A source without rows is any place in words, such as ["RALA, Figure 4"]. Raises KeyError for an unknown row, or one
-    without the quantity.
-    """
-    texts = []
-    for place, *names in sources:
-        numbers = (f"{name} {ROWS[f'{place}, {name}'].with_unit(quantity)}" for name in names)
-        texts.append(f"{place} ({', '.join(numbers)})" if names else place)
-    return "; ".join(texts)
 
 
 def _published(first: str, *others: str) -> Published:
@@ -86,13 +74,3 @@ def _published(first: str, *others: str) -> Published:
 
 PUBLISHED: Mapping[str, Published] = {name: _published(*rows) for name, rows in CONTENT["networks"].items()}
 """The networks with a published accuracy, by their names in timm."""
-
-FRAMEWORKS: Mapping[str, Mapping[str, str]] = CONTENT["frameworks"]
-"""Framework of detectors and segmentors → family of backbones → table."""
-
-
-def dense_row(framework: str, backbone: str) -> Row | None:
-    """The row with the published size of a detector or segmentor; None without one."""
-    rows = CONTENT["networks"].get(backbone)
-    table = FRAMEWORKS[framework].get(backbone.partition("_")[0])
-    return ROWS.get(f"{table}, {ROWS[rows[0]].name}") if rows else None

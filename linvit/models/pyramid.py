@@ -11,27 +11,14 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
-from linvit.layers.attention import AXES
-from linvit.layers.checks import (
-    Channels,
-    Classes,
-    Depth,
-    Device,
-    Dtype,
-    Heads,
-    Rate,
-    Ratio,
-    Scale,
-    TensorOptions,
-    Width,
-    multiple_of_heads,
-)
+from linvit.layers.attention import AXES, Attention2d
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio, Scale, TensorOptions, multiple_of_heads
 from linvit.layers.convolutions import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
-from linvit.ranges import OneOf
+from linvit.ranges import Amount, Count, OneOf, check
 
 POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -101,9 +88,6 @@ class Pyramid(Backbone):
         final_width: channels of the last convolution, which the classifier reads.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
-
-    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
-    with in_chans channels and sides of at least 32 px.
     """
 
     linear: str
@@ -111,18 +95,18 @@ class Pyramid(Backbone):
 
     def __init__(
         self,
-        in_chans: Channels = 3,
-        num_classes: Classes = 1000,
+        in_chans: Count = 3,
+        num_classes: Amount = 1000,
         global_pool: Annotated[str, OneOf(POOLS)] = "avg",
-        widths: tuple[Width, Width, Width, Width] = (64, 128, 256, 512),
+        widths: tuple[Count, Count, Count, Count] = (64, 128, 256, 512),
         depths: tuple[Depth, Depth, Depth, Depth] = (2, 2, 6, 2),
-        heads: tuple[Heads, Heads, Heads, Heads] = (1, 2, 4, 8),
+        heads: tuple[Count, Count, Count, Count] = (1, 2, 4, 8),
         pattern: str = "LLSS",
         attention: dict[str, Any] | None = None,
         cpe: bool = True,
         ffn_ratio: Ratio = 3.5,
         layer_scale: tuple[Scale, Scale, Scale, Scale] = (1.0, 1.0, 1.0, 1.0),
-        final_width: Width = 1024,
+        final_width: Count = 1024,
         drop_rate: Rate = 0.0,
         drop_path_rate: Rate = 0.0,
         device: Device = None,
@@ -131,6 +115,7 @@ class Pyramid(Backbone):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd: TensorOptions = {"device": device, "dtype": dtype}
         mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
+        check(Attention2d, attention or {})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise SettingError(
@@ -161,7 +146,7 @@ class Pyramid(Backbone):
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer."""
-        return cast(nn.Module, self.head.fc)
+        return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none); None keeps the pooling."""
@@ -193,8 +178,8 @@ class Pyramid(Backbone):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The unpooled map to logits, or with pre_logits to the input of the classifier."""
         if not self.head.global_pool.pool_type:
-            return cast(Tensor, self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2))
-        return cast(Tensor, self.head(x, pre_logits))
+            return self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2)
+        return self.head(x, pre_logits)
 
 
 _RELEASED = ("patch_embed.", "layers.")

@@ -24,7 +24,7 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which has no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
 
-from typing import Any
+from functools import partial
 
 from linvit.models.family import register
 from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
@@ -37,10 +37,4 @@ class RAVLT(Pyramid):
 
 
 default_cfgs = pyramid_cfgs("RAVLT")
-
-
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> RAVLT:
-    return create_pyramid(RAVLT, variant, pretrained, **kwargs)
-
-
-register(_create, default_cfgs)
+register(partial(create_pyramid, RAVLT), default_cfgs, __name__)

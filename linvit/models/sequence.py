@@ -14,9 +14,8 @@ once a token is read (weighting "prefix_query_mean").
 | sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, cast
 
 import torch
@@ -24,22 +23,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.errors import SettingError
-from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
+from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing
 from linvit.layers.checks import (
     Depth,
     Device,
     Dtype,
-    Heads,
-    Outputs,
     TensorOptions,
-    Width,
     check_filled,
     check_whole_numbers,
     multiple_of_heads,
 )
 from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Amount, Checked, Range, check, lookup
+from linvit.ranges import Amount, Checked, Count, Range, check, lookup
 
 SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
@@ -77,20 +73,18 @@ class Decoder(Checked, nn.Module):
         width, depth, heads, hidden: channels, layers, heads, and hidden channels of the feed-forward.
         mechanism: a name in MECHANISMS that can be used for sequences.
         conv, lepe, modulation, rope: of every layer, see CausalAttention.
-
-    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     def __init__(
         self,
-        vocabulary: Outputs,
-        width: Width,
+        vocabulary: Count,
+        width: Count,
         depth: Depth,
-        heads: Heads,
-        hidden: Width,
+        heads: Count,
+        hidden: Count,
         mechanism: str = "mala",
-        conv: Taps = 4,
-        lepe: Taps = 0,
+        conv: Amount = 4,
+        lepe: Amount = 0,
         modulation: str = "none",
         rope: bool = False,
         device: Device = None,
@@ -130,8 +124,6 @@ class Decoder(Checked, nn.Module):
             documents: int64 (batch, tokens), the number of each token's document if a row has several, which do not
                 see each other; padding is a separate document.
             form: "chunked", linear in the tokens for linear mechanisms, or "matrix", with the explicit scores.
-
-        Raises TypeError or ValueError for tokens or documents of the wrong type, shape or range, and an unknown form.
         """
         lookup("form", form, dict.fromkeys(FORMS))
         self._check(tokens)
@@ -187,30 +179,24 @@ def generate(
         top_p: nucleus sampling: keep the most likely tokens up to this total probability.
         generator: random number generator, on the CPU.
         stop: token that ends the text; it is not yielded.
-
-    Raises TypeError or ValueError for an empty prompt or one of the wrong type, shape or range, and for numbers outside
-    their ranges; raised by the call, before anything is generated.
     """
     check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
     if isinstance(prompt, Tensor) and prompt.numel() == 0:
         raise SettingError("`prompt` is empty, expected one token or more")
     check_whole_numbers("prompt", prompt, ("tokens",), 0, network.vocabulary - 1)
-    choose = partial(_sampled, temperature=temperature, top_p=top_p, generator=generator)
-    return _generated(network, prompt, tokens, choose, stop)
 
+    @torch.inference_mode()
+    def generated() -> Iterator[int]:
+        cache = DecoderCache()
+        logits = network.read(prompt[None], cache)[0, -1]
+        for _ in range(tokens):
+            token = _sampled(logits.float().cpu(), temperature, top_p, generator)
+            if token == stop:
+                return
+            yield token
+            logits = network.read(torch.tensor([[token]], device=prompt.device), cache)[0, -1]
 
-@torch.inference_mode()
-def _generated(
-    network: Decoder, prompt: Tensor, tokens: int, choose: Callable[[Tensor], int], stop: int | None
-) -> Iterator[int]:
-    cache = DecoderCache()
-    logits = network.read(prompt[None], cache)[0, -1]
-    for _ in range(tokens):
-        token = choose(logits.float().cpu())
-        if token == stop:
-            return
-        yield token
-        logits = network.read(torch.tensor([[token]], device=prompt.device), cache)[0, -1]
+    return generated()
 
 
 def _sampled(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:

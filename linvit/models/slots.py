@@ -171,7 +171,7 @@ def _put_on_maps(block: SamBlock, new: TokenAttention) -> None:
 def _in_sam_windows(block: SamBlock, x: Tensor) -> Tensor:
     """The block's attention of a map (batch, height, width, channels), in windows if it has them."""
     if not block.window_size:
-        return cast(Tensor, block.attn(x))
+        return block.attn(x)
     windows, padded = window_partition(x, block.window_size)
     return window_unpartition(block.attn(windows), block.window_size, (x.shape[1], x.shape[2]), padded)
 

@@ -14,7 +14,7 @@ names; to start from pretrained weights, use `linvit.swap_attention` on a pretra
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from timm.layers import Mlp
 from timm.models import generate_default_cfgs, get_model_args
@@ -24,7 +24,7 @@ from torch import nn
 
 from linvit.arguments import kind
 from linvit.errors import SettingError
-from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Heads, Kernel, Rate, Ratio, Width
+from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
@@ -32,7 +32,7 @@ from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
-from linvit.ranges import Range, check, declared, lookup, nearest
+from linvit.ranges import Amount, Count, check, declared, lookup, nearest
 
 NAME = "linearized"
 """timm's name of a network that linearize or swap_attention returned, see linvit.models.linearizing."""
@@ -47,14 +47,13 @@ BASES: dict[str, dict[str, Any]] = {
     "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
     "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
 }
-PerStage = tuple[Heads, Heads, Heads, Heads]
-Side = Annotated[int, Range(1, 65_536)]
+PerStage = tuple[Count, Count, Count, Count]
+
 TIMM: dict[str, Any] = {
     **ARGUMENTS,
-    "img_size": Side | tuple[Side, Side],
-    **dict.fromkeys(("patch_size", "window_size"), Kernel | tuple[Kernel, Kernel]),
-    **{"in_chans": Channels, "num_classes": Classes, "embed_dim": Width, "mlp_ratio": Ratio, "global_pool": str},
-    **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Heads | PerStage},
+    **dict.fromkeys(("img_size", "patch_size", "window_size"), Count | tuple[Count, Count]),
+    **{"in_chans": Count, "num_classes": Amount, "embed_dim": Count, "mlp_ratio": Ratio, "global_pool": str},
+    **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Count | PerStage},
     **dict.fromkeys(("drop_rate", "drop_path_rate", "proj_drop_rate", "pos_drop_rate", "attn_drop_rate"), Rate),
     **{"patch_drop_rate": Rate, "qkv_bias": bool, "class_token": bool, "device": Device, "dtype": Dtype},
 }
@@ -102,6 +101,7 @@ def swap_attention(
                 f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
                 f"{nearest(key, takes)}"
             )
+    check(layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None
     base = rebuilt_from(model)
@@ -212,12 +212,11 @@ def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
     return "".join(letter * (count // len(pattern)) for letter in pattern)
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"pool_size": None, "classifier": "head"} if name.startswith("deit") else {}
-    return imagenet_cfg(fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.proj", **body)
-
-
-default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in NAMES})
+CFG = imagenet_cfg(fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.proj")
+OF_DEIT = {"pool_size": None, "classifier": "head"}
+default_cfgs = generate_default_cfgs(
+    {f"{name}.untrained": {**CFG, **(OF_DEIT if name.startswith("deit") else {})} for name in NAMES}
+)
 
 
 def _build(
@@ -248,4 +247,4 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
 
-register(_create, NAMES)
+register(_create, NAMES, __name__)

@@ -18,10 +18,6 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
 
     "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
     recorded that they are exact there, on a CPU the C++ kernel once `linvit.kernels.cpu.build` has been called.
-
-    Raises:
-        TypeError: if `backend` is not a string.
-        ValueError: for an unknown backend, or one that cannot run; the message says why.
     """
     if not isinstance(backend, str):
         raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
@@ -34,8 +30,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     home = kernels if backend == "triton" or (backend == "auto" and query.is_cuda) else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
-        kernel: Callable[..., Tensor] = home.linear_attention
-        return kernel
+        return home.linear_attention
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
@@ -49,8 +44,7 @@ def _ready(query: Tensor, causal: bool | str | None) -> bool:
         return False
     from linvit.kernels import record
 
-    passed: bool = record.passed(query.device, bool(causal))
-    return passed
+    return record.passed(query.device, bool(causal))
 
 
 def built_for_cpu() -> ModuleType | None:

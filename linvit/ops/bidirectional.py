@@ -70,10 +70,7 @@ def rule_of(
     shard: Shard | None = None,
     every_token_counts: bool = False,
 ) -> Rule:
-    """The rule of these axes for tokens of that dtype; every_token_counts: in every query, but for a shard.
-
-    Raises TypeError or ValueError for an unknown name, and for a map across tokens unless every token counts.
-    """
+    """The rule of these axes for tokens of that dtype; every_token_counts: in every query, but for a shard."""
     maps = query_and_key_map(feature_map, every_token_counts=every_token_counts and shard is None)
     return Rule(*maps, weighting, resolve_normalizer(normalizer), eps, accumulator_dtype(dtype), shard)
 

@@ -34,12 +34,7 @@ def check_call(
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> None:
-    """Checks every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for tensors and options that do not fit together.
-    """
+    """Checks every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check."""
     tensors: dict[str, Any] = {"query": query, "key": key, "value": value}
     if not isinstance(weighting, str):
         if not isinstance(weighting, Tensor):

@@ -23,8 +23,7 @@ def elu1(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # its own derivative: that of F.elu has other strides than compilers assume
         return x.clamp_max(0).exp() + F.relu(x)
     if torch.is_grad_enabled() and x.requires_grad:
-        y: Tensor = _Elu1.apply(x)
-        return y
+        return _Elu1.apply(x)
     return _elu1(x)
 
 
@@ -107,8 +106,7 @@ def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)
-    return norm
+    return torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)
 
 
 FEATURE_MAPS: dict[str, FeatureMap] = {
@@ -131,12 +129,7 @@ def sees_one_token(feature_map: FeatureMap) -> bool:
 
 
 def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
-    """The function of that name; or the given function, whose results are then checked.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: for an unknown name; the message lists the known ones.
-    """
+    """The function of that name; or the given function, whose results are then checked."""
     if isinstance(feature_map, str):
         if feature_map not in FEATURE_MAPS:
             raise ValueError(

@@ -82,12 +82,7 @@ NORMALIZERS: dict[str, Normalizer] = {
 
 
 def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
-    """The normalizer of that name; or the given function, whose results are then checked.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: for an unknown name; the message lists the known ones.
-    """
+    """The normalizer of that name; or the given function, whose results are then checked."""
     if isinstance(normalizer, str):
         if normalizer not in NORMALIZERS:
             raise ValueError(f"`normalizer` is {normalizer!r}, expected a function or one of {', '.join(NORMALIZERS)}")

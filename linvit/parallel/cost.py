@@ -45,17 +45,16 @@ def traffic(sharded: Sharded) -> Traffic:
 
 def measured_link(exchange: Exchange, device: torch.device | None = None) -> Link:
     """The link between the processes of an exchange, from the median time of small and large messages."""
-    small, large = (_seconds(exchange, torch.zeros(size, device=device)) for size in (1, LARGE))
+    medians = []
+    for size in (1, LARGE):
+        message, times = torch.zeros(size, device=device), []
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            exchange.gather(message, "link")[-1, -1].item()
+            times.append((time.perf_counter() - start) / (exchange.number - 1))
+        medians.append(statistics.median(times))
+    small, large = medians
     return Link(small, 4 * LARGE / max(large - small, 1e-9))
-
-
-def _seconds(exchange: Exchange, x: torch.Tensor) -> float:
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        exchange.gather(x, "link")[-1, -1].item()
-        times.append((time.perf_counter() - start) / (exchange.number - 1))
-    return statistics.median(times)
 
 
 def projected_seconds(compute: float, sent: Traffic, link: Link, processes: int) -> float:

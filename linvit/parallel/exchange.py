@@ -52,8 +52,7 @@ class Exchange:
 
     def gather(self, x: Tensor, name: str) -> Tensor:
         """The tensors of all processes, which have one shape: (processes, …)."""
-        out: Tensor = _Gather.apply(x, self, name)
-        return out
+        return _Gather.apply(x, self, name)
 
     def with_halo(self, x: Tensor, halo: tuple[int, int, int], name: str) -> Tensor:
         """A tensor (…, rows, width) with rows of the processes above and below it.
@@ -61,8 +60,7 @@ class Exchange:
         halo: the number of rows from above, which are zeros in the first process; of rows from below; and of zeros in
         their place in the last process.
         """
-        out: Tensor = _Halo.apply(x, halo, self, name)
-        return out
+        return _Halo.apply(x, halo, self, name)
 
     def send(self, up: Tensor, down: Tensor, above: Tensor, below: Tensor, name: str) -> None:
         """Sends `up` to the process above and `down` to that below; fills `above` and `below` with what they send."""

@@ -11,6 +11,7 @@ from timm.layers.adaptive_avgmax_pool import FastAdaptiveAvgPool
 from timm.models import pvt_v2, swin_transformer, vision_transformer
 from torch import Tensor, nn
 
+from linvit.errors import refuse
 from linvit.layers import block, convolutions, patches
 from linvit.layers import mixer as care_layers
 from linvit.layers.attention import Attention2d
@@ -50,18 +51,21 @@ def check_layers(network: nn.Module) -> None:
     for name, module in network.named_modules():
         layer = type(module).__name__
         where = f"`network` has the layer {name} ({layer})" if name else f"`network` is of the class {layer}"
-        if isinstance(module, Operator) and module.options is None:
-            raise ValueError(
-                f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages"
-                " or blocks, such as `pattern='LLLL'`, or ring attention for softmax"
+        refuse(
+            isinstance(module, Operator)
+            and module.options is None
+            and f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages or"
+            " blocks, such as `pattern='LLLL'`, or ring attention for softmax",
+            type(module) not in KNOWN and f"{where}, which cannot share its tokens: {ALTERNATIVES}",
+            isinstance(module, nn.Conv2d)
+            and (
+                module.padding_mode != "zeros"
+                or isinstance(module.padding, str)
+                or module.padding[0] > module.dilation[0] * (module.kernel_size[0] - 1)
             )
-        if type(module) not in KNOWN:
-            raise ValueError(f"{where}, which cannot share its tokens: {ALTERNATIVES}")
-        if isinstance(module, nn.Conv2d) and not _has_rows(module):
-            raise ValueError(
-                f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"
-                " has rows: replace it"
-            )
+            and f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"
+            " has rows: replace it",
+        )
 
 
 def pooling(network: nn.Module) -> str:
@@ -78,11 +82,6 @@ def halo(conv: nn.Conv2d) -> tuple[int, int]:
     """
     padding, reach = cast(int, conv.padding[0]), conv.dilation[0] * (conv.kernel_size[0] - 1)
     return padding, max(reach - padding - conv.stride[0] + 1, 0)
-
-
-def _has_rows(conv: nn.Conv2d) -> bool:
-    zeros = conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-    return zeros and cast(tuple[int, int], conv.padding)[0] <= conv.dilation[0] * (conv.kernel_size[0] - 1)
 
 
 @dataclass
@@ -109,7 +108,11 @@ def share_layers(network: nn.Module, exchange: Exchange, num_prefix: int, device
     layout = Layout()
     for name, module in network.named_modules():
         if isinstance(module, nn.Conv2d):
-            layout.halos.append((name, layout.stride, max(_share_convolution(module, exchange, name))))
+            rows = *halo(module), cast(int, module.padding[0])  # from above, from below, and zeros after the last row
+            if max(rows):
+                module.padding = (0, cast(int, module.padding[1]))
+                _set_forward(module, partial(_convolution, module, exchange, rows, name))
+            layout.halos.append((name, layout.stride, max(rows)))
             layout.stride *= module.stride[0]
         elif isinstance(module, swin_transformer.PatchMerging):
             layout.stride *= 2
@@ -134,18 +137,8 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     setattr(module, "forward", forward)  # noqa: B010 - mypy allows no other method
 
 
-def _share_convolution(conv: nn.Conv2d, exchange: Exchange, name: str) -> tuple[int, int, int]:
-    """Rows from above, from below, and zeros after the last row."""
-    rows = *halo(conv), cast(int, conv.padding[0])
-    if max(rows):
-        conv.padding = (0, cast(int, conv.padding[1]))
-        _set_forward(conv, partial(_convolution, conv, exchange, rows, name))
-    return rows
-
-
 def _convolution(conv: nn.Conv2d, exchange: Exchange, rows: tuple[int, int, int], name: str, x: Tensor) -> Tensor:
-    out: Tensor = conv._conv_forward(exchange.with_halo(x, rows, name), conv.weight, conv.bias)
-    return out
+    return conv._conv_forward(exchange.with_halo(x, rows, name), conv.weight, conv.bias)
 
 
 def _causal_convolution(
@@ -172,8 +165,7 @@ def _batch_norm(norm: nn.BatchNorm2d, exchange: Exchange, name: str, x: Tensor) 
     y = (wide - mean[:, None, None]) * (var + norm.eps).rsqrt()[:, None, None]
     if norm.affine:
         y = y * norm.weight[:, None, None] + norm.bias[:, None, None]
-    out: Tensor = y.to(x.dtype)
-    return out
+    return y.to(x.dtype)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from linvit.arguments import kind
+from linvit.errors import refuse
 from linvit.models.backbone import Backbone
 from linvit.models.sequence import Decoder
 from linvit.ops.state import accumulator_dtype
@@ -29,7 +30,6 @@ def rows_of(height: int, processes: int, stride: int = 32) -> list[slice]:
     """The rows of each process: about equally many multiples of the stride, in order; the last has the rest too.
 
     height: of the image in pixels, or the number of tokens. stride: product of all strides of the network.
-    Raises ValueError if there are more processes than multiples.
     """
     units = height // stride
     if units < processes:
@@ -64,10 +64,7 @@ class Sharded(nn.Module):
         self._logits = next(logits for family, logits in LOGITS.items() if isinstance(network, family))
 
     def every_rows(self, height: int) -> list[slice]:
-        """The rows of each process.
-
-        Raises ValueError if there are too few for each process, or for the halo of a layer.
-        """
+        """The rows of each process."""
         every = rows_of(height, self.exchange.number, self.stride)
         thinnest = min(rows.stop - rows.start for rows in every)
         for name, stride, needed in self.layout.halos:
@@ -158,19 +155,16 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> Sharded:
     check_layers(network)
     if not isinstance(network, tuple(LOGITS)):
         raise ValueError(f"`network` is of the class {type(network).__name__}: {ALTERNATIVES}")
-    _check_pool(network)
+    if not isinstance(network, Decoder):
+        pool = pooling(network)
+        averages = ("avg", "token") if isinstance(network, VisionTransformer) else AVERAGES
+        refuse(
+            (pool not in averages or getattr(network, "pool_include_prefix", False))
+            and f"the pooling of `network` is {pool!r}, expected an average: create it with global_pool='avg'",
+            getattr(network, "dynamic_img_size", False)
+            and "`network` resizes its table of positions: create it with img_size, without dynamic_img_size",
+        )
     return Sharded(network, Exchange(mesh.get_group()))
-
-
-def _check_pool(network: nn.Module) -> None:
-    if isinstance(network, Decoder):
-        return
-    name = pooling(network)
-    known = ("avg", "token") if isinstance(network, VisionTransformer) else AVERAGES
-    if name not in known or getattr(network, "pool_include_prefix", False):
-        raise ValueError(f"the pooling of `network` is {name!r}, expected an average: create it with global_pool='avg'")
-    if getattr(network, "dynamic_img_size", False):
-        raise ValueError("`network` resizes its table of positions: create it with img_size, without dynamic_img_size")
 
 
 def _check_whole(network: nn.Module, x: Tensor, height: int) -> None:
@@ -187,8 +181,7 @@ def _check_whole(network: nn.Module, x: Tensor, height: int) -> None:
 
 def _logits_of_map(dims: tuple[int, int], network: Any, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
     """dims: those of the map's height and width."""
-    out: Tensor = network.forward_head(_mean(network.forward_features(x), dims, exchange))
-    return out
+    return network.forward_head(_mean(network.forward_features(x), dims, exchange))
 
 
 def _logits_of_vit(network: VisionTransformer, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
@@ -204,8 +197,7 @@ def _logits_of_vit(network: VisionTransformer, x: Tensor, rows: list[slice], exc
     tokens = features[:, network.num_prefix_tokens :]
     if network.global_pool == "avg":
         tokens = _mean(tokens, (1,), exchange)
-    out: Tensor = network.forward_head(torch.cat((features[:, : network.num_prefix_tokens], tokens), 1))
-    return out
+    return network.forward_head(torch.cat((features[:, : network.num_prefix_tokens], tokens), 1))
 
 
 class _Features(nn.Module):
@@ -214,8 +206,7 @@ class _Features(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.network.forward_features(x)
-        return features
+        return self.network.forward_features(x)
 
 
 def _logits_of_tokens(network: Decoder, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
@@ -230,8 +221,7 @@ def _mean(x: Tensor, dims: tuple[int, ...], exchange: Exchange) -> Tensor:
     mean = x.to(accumulator_dtype(x.dtype)).mean(dims, keepdim=True)
     number = mean.new_tensor([x.numel() // mean.numel()])
     numbers, means = exchange.gather(torch.cat((number, mean.flatten())), "pooling").split((1, mean.numel()), 1)
-    out: Tensor = (numbers / numbers.sum() * means).sum(0).view_as(mean).to(x.dtype)
-    return out
+    return (numbers / numbers.sum() * means).sum(0).view_as(mean).to(x.dtype)
 
 
 LOGITS: dict[type[nn.Module], Callable[..., Tensor]] = {

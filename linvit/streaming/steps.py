@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.layers.attention import rotary_table
 from linvit.layers.block import AttentionBlock
 from linvit.layers.operator import LEARNED, Operator
@@ -95,15 +95,14 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
     Raises ValueError, naming the layer, for attention that cannot be computed strip by strip.
     """
     for name, module in network.named_modules():
-        if isinstance(module, Operator) and module.options is None:
-            raise SettingError(
-                f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
-                " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`."
-            )
-        if isinstance(module, Operator) and module.mean_query is not None:
-            raise ValueError(
-                f"The attention {name} has the weighting {LEARNED!r}, which cannot be computed strip by strip: choose"
-                " 'uniform' or 'query_mean'."
+        if isinstance(module, Operator):
+            refuse(
+                module.options is None
+                and f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
+                " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`.",
+                module.mean_query is not None
+                and f"The attention {name} has the weighting {LEARNED!r}, which cannot be computed strip by strip:"
+                " choose 'uniform' or 'query_mean'.",
             )
     name = "stem"
     yield Step(name, (IMAGE,), network.stem, in_turn(*network.stem.children()))
@@ -200,8 +199,7 @@ def _scores(operator: Operator, block: Forward, place: tuple[int, int], maps: Se
     alpha = weights.relative(state.shift.unsqueeze(-1), k) / nonzero(state.n).unsqueeze(-1)
     deviation = alpha.unsqueeze(-1) * (rk - state.r.unsqueeze(-2))
     row = read(state._replace(S=deviation.mT, u=alpha), q, rq, rule.normalizer, rule.eps)
-    scores: Tensor = row.squeeze(-2).unflatten(-1, grid)
-    return scores
+    return row.squeeze(-2).unflatten(-1, grid)
 
 
 def _inputs(operator: Operator, block: Forward, maps: Sequence[Tensor]) -> tuple[Any, ...]:

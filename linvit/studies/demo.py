@@ -11,7 +11,7 @@ from linvit.bundled import bundled_folder
 from linvit.errors import SettingError
 from linvit.files import user_path
 from linvit.models.by_name import bundled_names
-from linvit.runs import Run, load_run
+from linvit.runs import load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.runs.tasks import ClassificationRun
 from linvit.studies import inside
@@ -49,8 +49,6 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
         folder: gets the runs and report.html.
         workers: how many networks are trained at once, one thread each.
         progress: called with a line whenever a step is complete; `print`, for example.
-
-    Raises ValueError if there are no recipes, and otherwise as `compare`.
     """
     folder = user_path(folder)
     recipes = bundled_folder() / "demo" if recipes is None else user_path(recipes)
@@ -66,23 +64,17 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
             run.report()
     rows = [comparison.cells(row) for row in comparison.rows]
     sections = [("What was trained", [table(rows), paragraph(ABOUT.format(epochs=comparison.about["epochs"]))])]
-    sections += [(name, _training(name, run, folder)) for name, run in runs.items()]
+    for name, run in runs.items():
+        curves = figure_image(training_curve(run.history, run.task.measures), f"training curves of {name}")
+        link = html.escape(str((run.folder / PAGE).relative_to(folder)))
+        words = "accuracy of each class, confused classes and calibration"
+        sections.append((name, [curves, f'<p><a href="{link}">Report on {name}</a>: {words}.</p>']))
     networks = {name: inside.of_run(run.folder) for name, run in runs.items()}
     figures = [figure_image(draw(networks), inside.DESCRIPTIONS[name]) for name, draw in inside.FIGURES.items()]
     sections.append(("Inside the attention", [*figures, paragraph(ABOUT_INSIDE.format(images=inside.IMAGES))]))
     sections.append(("Photographs", on_photographs(folder, progress)))
     write_page(folder / PAGE, "linvit demo: handwritten digits with linear attention", sections)
     return comparison
-
-
-def _training(name: str, run: Run, folder: Path) -> list[str]:
-    """A network's training curves and a link to its report."""
-    link = html.escape(str((run.folder / PAGE).relative_to(folder)))
-    words = "accuracy of each class, confused classes and calibration"
-    return [
-        figure_image(training_curve(run.history, run.task.measures), f"training curves of {name}"),
-        f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
-    ]
 
 
 def on_photographs(folder: Path, progress: Say) -> list[str]:

@@ -190,7 +190,7 @@ class Hybrid:
     def features(self, pattern: str, images: Tensor) -> Tensor:
         """What the network computes from images (batch, channels, height, width), before its head if it has one."""
         with self.having(pattern) as network:
-            return cast(Tensor, getattr(network, "forward_features", network)(images))
+            return getattr(network, "forward_features", network)(images)
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ class Ledger:
                 f"{self.path} has the run {run!r} with other settings: remove its line to train again, or choose"
                 " another `ledger`."
             )
-        result: dict[str, Any] = row["result"]
-        return result
+        return row["result"]
 
     def origins(self, runs: Iterable[str]) -> dict[str, list[str]]:
         """Where these finished runs were trained: `commits`, `machines` and versions of `torch`, each once, sorted."""

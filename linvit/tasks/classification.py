@@ -6,7 +6,7 @@ precision and F1.
 
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from timm.data import Mixup
 from timm.loss import AsymmetricLossMultiLabel
@@ -87,7 +87,7 @@ class Classification(Task):
 
     def _loss(self, images: Tensor, targets: Tensor) -> Tensor:
         if self.teacher is None:
-            return cast(Tensor, self.loss(self(images), targets))
+            return self.loss(self(images), targets)
         answers = self(images)
         logits, distilled = (answers, answers) if isinstance(answers, Tensor) else answers
         return self.teacher.mix(self.loss(logits, targets), distilled, images)

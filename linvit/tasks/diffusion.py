@@ -93,8 +93,7 @@ class Diffusion(Task):
         self.held_out: list[tuple[Tensor, Tensor, list[int]]] = []  # images, labels, numbers
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        predicted: Tensor = self.network(images, times, labels)
-        return predicted
+        return self.network(images, times, labels)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch

@@ -118,7 +118,7 @@ class Teacher:
     @no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """Its logits (batch, classes) of images (batch, channels, height, width)."""
-        return cast(Tensor, self.network.to(images.device)(images))
+        return self.network.to(images.device)(images)
 
     def mix(self, loss: Tensor, distilled: Tensor, images: Tensor) -> Tensor:
         """(1 − weight) · loss + weight · what the logits (batch, classes) differ from its predictions by.

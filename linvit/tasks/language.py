@@ -55,8 +55,7 @@ class Language(Task):
         fully_shard(self.network, mesh=mesh)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.network(tokens, documents)
-        return logits
+        return self.network(tokens, documents)
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         tokens, targets = batch

@@ -10,7 +10,7 @@ from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRSchedu
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import reason_of
 from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, some_of
 
@@ -70,12 +70,13 @@ class Optimizer(Checked):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in list_optimizers():
-            raise SettingError(
-                f"`name` is {self.name!r}, expected one of {some_of(list_optimizers(), self.name)}: change it."
-            )
-        if self.layer_decay is not None and self.not_decayed == "norms":
-            raise SettingError("`layer_decay` and `not_decayed=norms` exclude each other: leave one out.")
+        refuse(
+            self.name not in list_optimizers()
+            and f"`name` is {self.name!r}, expected one of {some_of(list_optimizers(), self.name)}: change it.",
+            self.layer_decay is not None
+            and self.not_decayed == "norms"
+            and "`layer_decay` and `not_decayed=norms` exclude each other: leave one out.",
+        )
         try:
             kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
             accepted = sorted(set(arguments(kind)) - SET_HERE)

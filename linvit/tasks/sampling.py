@@ -166,8 +166,7 @@ class SmallClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, 32)."""
-        features: Tensor = self.body(images)
-        return features
+        return self.body(images)
 
     def predict(self, images: Tensor) -> Tensor:
         """The predicted class of each image, int64 (batch,)."""
@@ -206,8 +205,7 @@ class ReadyClassifier(nn.Module):
     def _head(self, images: Tensor, features: bool) -> Tensor:
         pixels = (images + 1) / 2
         maps = self.network.forward_features((pixels - self.mean) / self.std)
-        values: Tensor = self.network.forward_head(maps, pre_logits=features)
-        return values
+        return self.network.forward_head(maps, pre_logits=features)
 
 
 Classifier = SmallClassifier | ReadyClassifier

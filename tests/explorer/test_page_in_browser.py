@@ -10,9 +10,9 @@ from browser import CHROMIUM, DRIVER, Browser
 from PIL import Image
 from torch.testing import assert_close
 
+from evidence.explorer import NETWORKS, on_pixels
 from linvit.analysis.probe import probe
 from linvit.explorer import serving
-from linvit.explorer.building import NETWORKS, on_pixels
 from linvit.layers.mechanisms import MECHANISMS
 
 pytestmark = [

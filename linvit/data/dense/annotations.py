@@ -86,8 +86,7 @@ class Annotations:
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """The annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
-        records: list[dict[str, Any]] = pickle.loads(self.records[index])
-        return records
+        return pickle.loads(self.records[index])
 
     def ground_truth(self) -> dict[str, Any]:
         """The content for the COCO tools, without the annotations that were left out; boxes are not cut."""
@@ -213,7 +212,7 @@ def check_annotations(
     class_names = list(class_names or names.values())
     label_of = {category: class_names.index(name) for category, name in names.items()}
     category_ids = sorted(label_of, key=label_of.__getitem__)
-    known = Annotations(path, read, list(images.values()), category_ids, class_names)
+    checked = Annotations(path, read, list(images.values()), category_ids, class_names)
     records: dict[int, list[dict[str, Any]]] = {number: [] for number in images}
     seen: set[int] = set()
     for number, entry in enumerate(content["annotations"]):
@@ -225,15 +224,15 @@ def check_annotations(
         if fault:
             place = f"{path}: annotation {entry.get('id')} of image {quoted(entry.get('image_id'))}"
             place = place if has_id else f"{path}: entry {number} of annotations"
-            known.complaints.append(f"{places[number] if places else place} {fault}: correct or remove it.")
+            checked.complaints.append(f"{places[number] if places else place} {fault}: correct or remove it.")
             continue
         image, label, crowd = images[entry["image_id"]], label_of[entry["category_id"]], bool(entry.get("iscrowd"))
         left, top, width, height = entry["bbox"]
         corners, limits = (left, top, left + width, top + height), (image["width"], image["height"]) * 2
         box = [min(max(side, 0.0), float(limit)) for side, limit in zip(corners, limits, strict=True)]
-        known.clipped += any(abs(new - old) > ROUNDING for new, old in zip(box, corners, strict=True))
-        known.present |= set() if crowd else {label}
-        known.kept.append(number)
+        checked.clipped += any(abs(new - old) > ROUNDING for new, old in zip(box, corners, strict=True))
+        checked.present |= set() if crowd else {label}
+        checked.kept.append(number)
         records[entry["image_id"]].append(
             {
                 "id": entry["id"],
@@ -244,9 +243,9 @@ def check_annotations(
                 "area": stated_area(entry),
             }
         )
-    known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records.values()]
-    known.records = [pickle.dumps(entries) for entries in records.values()]
-    return known
+    checked.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records.values()]
+    checked.records = [pickle.dumps(entries) for entries in records.values()]
+    return checked
 
 
 def fault_in(
@@ -307,8 +306,7 @@ def to_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
         segmentation = _runs().merge(_runs().frPyObjects(segmentation, *size))
     elif isinstance(segmentation["counts"], list):
         segmentation = _runs().frPyObjects(segmentation, *size)
-    mask: np.ndarray = _runs().decode(segmentation)
-    return mask
+    return _runs().decode(segmentation)
 
 
 def mask_fault(segmentation: Any, size: tuple[int, int]) -> str:

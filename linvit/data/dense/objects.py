@@ -17,13 +17,7 @@ from torchvision.ops import box_convert
 
 from linvit.data.dense.annotations import Annotations, to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
-from linvit.data.dense.transforms import (
-    CROP_RANGE,
-    CROP_SHORT_SIDES,
-    RESIZINGS,
-    SHORT_SIDES,
-    detection_transform,
-)
+from linvit.data.dense.transforms import CROP_RANGE, CROP_SHORT_SIDES, RESIZINGS, SHORT_SIDES, detection_transform
 from linvit.data.disk import data_folder, warn_or_raise
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
@@ -106,41 +100,40 @@ class ObjectSource(DenseSource):
     def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
         """The checked annotations of "train" or "val"; read once."""
         if split not in self._read:
-            known = self.read(split, class_names or getattr(self, "class_names", None))
-            warn_or_raise(known.unusable, self.max_corrupt, "max_corrupt")
-            warn_or_raise(known.complaints, self.max_bad_annotations, "max_bad_annotations")
-            if known.clipped:
-                logger.info(
-                    "%s: %d boxes that reached beyond their images were cut at the border.", known.path, known.clipped
-                )
-            self._read[split] = known
+            annotations = self.read(split, class_names or getattr(self, "class_names", None))
+            warn_or_raise(annotations.unusable, self.max_corrupt, "max_corrupt")
+            warn_or_raise(annotations.complaints, self.max_bad_annotations, "max_bad_annotations")
+            if annotations.clipped:
+                cut = "%s: %d boxes that reached beyond their images were cut at the border."
+                logger.info(cut, annotations.path, annotations.clipped)
+            self._read[split] = annotations
         return self._read[split]
 
     def train_set(self) -> Dataset[Any]:
-        known = self.annotations("train")
-        indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
+        annotations = self.annotations("train")
+        indices = [index for index, count in enumerate(annotations.num_objects) if count or self.keeps_empty]
         if not indices:
-            raise SettingError(f"{known.path} has no image with an object in it: set `root` to other data.")
-        if len(indices) < len(known.images):
-            empty = len(known.images) - len(indices)
-            logger.info("%s: %d images without objects are not used for training.", known.path, empty)
-        if absent := untrained(known.class_names, known.present, "object"):
+            raise SettingError(f"{annotations.path} has no image with an object in it: set `root` to other data.")
+        if len(indices) < len(annotations.images):
+            empty = len(annotations.images) - len(indices)
+            logger.info("%s: %d images without objects are not used for training.", annotations.path, empty)
+        if absent := untrained(annotations.class_names, annotations.present, "object"):
             logger.warning(absent)
-        return ObjectImages(self.folder("train"), known, self.transform, indices, self.needs_masks, False)
+        return ObjectImages(self.folder("train"), annotations, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:
-        known = self.annotations("val")
+        annotations = self.annotations("val")
         about = self.preprocessing
         resizing = RESIZINGS["single"](about.long_side, about.short_side)
         transform = detection_transform(resizing, 0.0, about.mean, about.std)
-        indices = range(len(known.images))
-        return ObjectImages(self.folder("val"), known, transform, indices, self.needs_masks, True)
+        indices = range(len(annotations.images))
+        return ObjectImages(self.folder("val"), annotations, transform, indices, self.needs_masks, True)
 
     def contents(self, split: str) -> Contents:
-        known = self.annotations(split)
-        indices = range(len(known.images))
-        images = ObjectImages(self.folder(split), known, untransformed, indices, self.needs_masks, True)
-        return Contents(images, _content, {"boxes cut at the border": known.clipped})
+        annotations = self.annotations(split)
+        indices = range(len(annotations.images))
+        images = ObjectImages(self.folder(split), annotations, untransformed, indices, self.needs_masks, True)
+        return Contents(images, _content, {"boxes cut at the border": annotations.clipped})
 
     def ground_truth(self) -> dict[str, Any]:
         """The content of the validation file in the form that the COCO tools take."""
@@ -237,8 +230,7 @@ class ObjectImages(Dataset[Any]):
             masks = [to_mask(entry["segmentation"], size) for entry in kept]
             stacked = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
             target["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
-        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, target)
-        return sample
+        return self.transform(image, target)
 
     def __len__(self) -> int:
         return len(self.indices)

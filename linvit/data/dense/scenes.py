@@ -156,8 +156,7 @@ def _canvas(size: int, generator: np.random.Generator) -> np.ndarray:
     corners = generator.uniform(0.05, 0.35, (2, 2))
     steps = np.linspace(0, 1, size)
     light = np.stack([1 - steps, steps], 1) @ corners @ np.stack([1 - steps, steps])
-    canvas: np.ndarray = light[..., None] * generator.uniform(0.7, 1.3, 3)
-    return canvas
+    return light[..., None] * generator.uniform(0.7, 1.3, 3)
 
 
 def _place(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -150,7 +150,7 @@ class AugmentedSource(Source):
             for op in (*getattr(step, "ops", ()), *(op for policy in getattr(step, "policy", ()) for op in policy)):
                 if op.aug_fn is posterize:
                     op.aug_fn = _posterize
-        return cast(Callable[[Any], Tensor], transform)
+        return transform
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -82,18 +82,14 @@ class Preprocessing:
         With resize="none" it raises CorruptImageError for an image that is too small.
         """
         if self.resize == "none":
-            as_it_is: Callable[[Image.Image], torch.Tensor] = Compose(
-                [large_enough, MaybeToTensor(), Normalize(self.mean, self.std)]
-            )
-            return as_it_is
-        transform: Callable[[Image.Image], torch.Tensor] = create_transform(
+            return Compose([large_enough, MaybeToTensor(), Normalize(self.mean, self.std)])
+        return create_transform(
             (self.channels, *self.size),
             interpolation=self.interpolation,
             mean=self.mean,
             std=self.std,
             crop_pct=self.crop_pct,
         )
-        return transform
 
     def displayed(self, image: torch.Tensor) -> torch.Tensor:
         """(height, width, 3) in 0..1, or (height, width) for one channel: an image before normalization."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from linvit.data.order import check_seed
 from linvit.data.speech.audio import resampled
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.files import check_writable
 
 RATE = 16_000
@@ -60,10 +60,11 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
     check_seed(seed)
     program = espeak()
     target = Path(folder)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise ValueError(f"{target} is not an empty folder: choose a new one.")
-    if train < 1 or val < 1:
-        raise SettingError(f"`train` is {train} and `val` is {val}, expected 1 or more each: set them higher.")
+    refuse(
+        (target.is_file() or (target.is_dir() and any(target.iterdir())))
+        and f"{target} is not an empty folder: choose a new one.",
+        min(train, val) < 1 and f"`train` is {train} and `val` is {val}, expected 1 or more each: set them higher.",
+    )
     check_writable(target)
     spoken = [
         _Spoken(target, split, number, seed)

@@ -13,16 +13,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.disk import none_usable, read_json, warn_or_raise
 from linvit.data.source import Source, Workers
-from linvit.data.text.tokens import (
-    BYTES,
-    WIDTH,
-    Rows,
-    Stream,
-    Tokenizer,
-    dtype_for,
-    open_tokenizer,
-    tokenized,
-)
+from linvit.data.text.tokens import BYTES, WIDTH, Rows, Stream, Tokenizer, dtype_for, open_tokenizer, tokenized
 from linvit.environment import replica
 from linvit.files import replacing, write_json
 from linvit.ranges import Count, Range, Seed

@@ -61,7 +61,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     if causal:
         return "the kernel has no causal form"
     sums = (options.get("weighting"), options.get("normalizer")) == ("query_mean", "sum")
-    if sums and _wants_gradient(query, key, value):
+    if sums and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "normalizer='sum' has a gradient for uniform weights only"
     return inputs_obstacle(query, value, **options)
 
@@ -102,10 +102,6 @@ def linear_attention(
     rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
     out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, bounds, *rule)
     return out
-
-
-def _wants_gradient(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:

@@ -42,8 +42,7 @@ class Anchors(AnchorGenerator):
         dtype = torch.promote_types(maps[0].dtype, torch.float32)
         self.set_cell_anchors(dtype, maps[0].device)
         sizes = [list(level.shape[-2:]) for level in maps]
-        anchors: list[Tensor] = self.grid_anchors(sizes, [[stride, stride] for stride in self.strides])
-        return anchors
+        return self.grid_anchors(sizes, [[stride, stride] for stride in self.strides])
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         """The anchors of all levels, once per image."""
@@ -81,5 +80,4 @@ class BoxDeltas(BoxCoder):
         """Codes (n, 4·k) on boxes (n, 4) to boxes (n, 4·k)."""
         limits = [float("-inf"), float("-inf"), *(-self.bbox_xform_clip * weight for weight in self.weights[2:])]
         floor = rel_codes.new_tensor(limits).repeat(rel_codes.shape[1] // 4)
-        boxes = super().decode_single(torch.maximum(rel_codes, floor), boxes)
-        return boxes
+        return super().decode_single(torch.maximum(rel_codes, floor), boxes)

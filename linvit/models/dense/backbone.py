@@ -46,8 +46,6 @@ class DenseBackbone(Checked, nn.Module):
         body: the network without its classifier.
         norms: four LayerNorm2d (ε 1e-6) on the maps of RAVLT and MAViT, identities for every other model.
         channels: of the four maps.
-
-    Raises ValueError for an unknown model or argument, and a model without maps at strides 4, 8, 16 and 32.
     """
 
     body: nn.Module
@@ -162,8 +160,6 @@ class Neck(FeaturePyramidNetwork):
         width: channels of every level.
         extra: further levels: "none"; "pool", one, every second position of the last; "convolutions", two, from the
             last map.
-
-    Raises ValueError for an unknown extra.
     """
 
     def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none") -> None:
@@ -176,5 +172,4 @@ class Neck(FeaturePyramidNetwork):
 
     def forward(self, maps: list[Tensor]) -> OrderedDict[str, Tensor]:
         """Maps (batch, channels, height, width) to levels "0", "1", … and the extra ones, from fine to coarse."""
-        levels: OrderedDict[str, Tensor] = super().forward(OrderedDict((str(i), map_) for i, map_ in enumerate(maps)))
-        return levels
+        return super().forward(OrderedDict((str(i), map_) for i, map_ in enumerate(maps)))

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Device, Outputs
+from linvit.layers.checks import Device
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
-from linvit.ranges import check, lookup, nearest
+from linvit.ranges import Count, check, lookup, nearest
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
@@ -22,7 +22,7 @@ DETECTORS: dict[str, Callable[..., nn.Module]] = {
 }
 SEGMENTORS: dict[str, Callable[..., nn.Module]] = {"semantic_fpn": SemanticFPN, "upernet": UperNet}
 FRAMEWORKS = DETECTORS | SEGMENTORS
-ARGUMENTS = {"heads": dict[str, Any] | None, "num_classes": Outputs, "device": Device}
+ARGUMENTS = {"heads": dict[str, Any] | None, "num_classes": Count, "device": Device}
 
 
 def build_dense(
@@ -42,9 +42,6 @@ def build_dense(
         heads: further arguments of the framework: width, …
         device: where the network is created.
         kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
-
-    Raises ValueError for an unknown framework, argument or backbone, a value outside its range, and a backbone without
-    four stages.
     """
     check(ARGUMENTS, {"heads": heads, "num_classes": num_classes, "device": device})
     build = lookup("framework", framework, FRAMEWORKS)

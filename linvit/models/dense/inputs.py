@@ -34,8 +34,6 @@ class CheckedInputs:
             targets: in training one dict per image: boxes (n, 4), left, top, right and bottom in pixels; labels int64
                 (n,), 0 … num_classes - 1; for a network with masks also masks (n, height, width), bool or uint8.
                 iscrowd (n,) marks crowds, which are not learned.
-
-        Raises TypeError or ValueError for images or targets of the wrong type, shape or range.
         """
         network = cast(nn.Module, self)
         if not is_traced():
@@ -152,8 +150,7 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
 def _nms_on_shifted(boxes: Tensor, scores: Tensor, labels: Tensor, overlap: float) -> Tensor:
     """torchvision's batched_nms of up to 1,000 boxes, without its branches on their number, which has no graph."""
     largest = F.pad(boxes.flatten(), (0, 1)).amax(0)  # also of no boxes
-    keep: Tensor = nms(boxes + (labels.to(boxes) * (largest + 1))[:, None], scores, overlap)
-    return keep
+    return nms(boxes + (labels.to(boxes) * (largest + 1))[:, None], scores, overlap)
 
 
 def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:

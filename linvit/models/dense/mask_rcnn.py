@@ -10,14 +10,13 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import clip_boxes_to_image, nms
 
-from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.inputs import CheckedInputs, ImageBatch, padded
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Sizes, Step
-from linvit.ranges import Checked, IsA
+from linvit.ranges import Checked, Count, IsA
 
 Targets = list[dict[str, Tensor]]
 
@@ -67,9 +66,7 @@ class Proposals(RegionProposalNetwork):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The regions (n, 4) of each image and their scores (n,), best first; to be exported, of one image only."""
         if not torch.compiler.is_exporting():
-            filtered: tuple[list[Tensor], list[Tensor]]
-            filtered = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
-            return filtered
+            return super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
         # torchvision branches on the number of boxes, which has no graph. Logits instead of scores, because ONNX
         # Runtime computes a sigmoid to 1e-7 only.
         boxes, scores = [], []
@@ -85,10 +82,8 @@ class Proposals(RegionProposalNetwork):
 
     def assign_targets_to_anchors(self, anchors: list[Tensor], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
         """Labels (1 object, 0 background, -1 neither) and boxes of the objects for the anchors of each image."""
-        assigned: tuple[list[Tensor], list[Tensor]]
         if not self.inside:
-            assigned = super().assign_targets_to_anchors(anchors, targets)
-            return assigned
+            return super().assign_targets_to_anchors(anchors, targets)
         labels, objects = [], []
         for boxes, target, (height, width) in zip(anchors, targets, self._sizes, strict=True):
             within = (boxes[:, :2] >= 0).all(1) & (boxes[:, 2] < width) & (boxes[:, 3] < height)
@@ -136,10 +131,10 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
     def __init__(
         self,
         backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
-        num_classes: Outputs,
-        width: Width = 256,
-        hidden: Width = 1024,
-        num_regions: Width = 512,
+        num_classes: Count,
+        width: Count = 256,
+        hidden: Count = 1024,
+        num_regions: Count = 512,
     ) -> None:
         proposals = Proposals(width, *self.proposals)
         heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)

@@ -10,12 +10,11 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 
-from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone, Neck
 from linvit.models.dense.inputs import CheckedInputs, ImageBatch, padded, suppressed
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked, IsA, Range
+from linvit.ranges import Checked, Count, IsA, Range
 
 CHOICE: dict[str, Any] = {
     "score_thresh": 0.05,
@@ -41,8 +40,7 @@ class PyramidBackbone(nn.Module):
             norm.requires_grad_(False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        levels: dict[str, Tensor] = self.neck(self.body(x)[self.first :])
-        return levels
+        return self.neck(self.body(x)[self.first :])
 
 
 def _head(width: int, num_classes: int) -> RetinaNetHead:
@@ -80,8 +78,8 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
     def __init__(
         self,
         backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
-        num_classes: Outputs,
-        width: Width = 256,
+        num_classes: Count,
+        width: Count = 256,
         anchor_scale: Annotated[float, Range(0.5, 32)] = 4.0,
     ) -> None:
         anchors = Anchors((8, 16, 32, 64, 128), [anchor_scale * 2 ** (i / 3) for i in range(3)])

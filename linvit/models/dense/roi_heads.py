@@ -101,8 +101,7 @@ class MaskHead(nn.Module):
         for layer in self.convs:
             regions = F.relu(layer(regions))
         logits = self.logits(F.relu(self.upsample(regions)))
-        out: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return out
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,6 @@ class RegionHeads(nn.Module):
         num_regions: regions per image on which each step is trained, at most a quarter of them objects.
 
     In evaluation the class logits (unnormalized, as released) and mask probabilities of the steps are averaged.
-
-    Raises ValueError for an unknown box_loss.
     """
 
     def __init__(
@@ -268,8 +265,7 @@ class RegionHeads(nn.Module):
         regions = self.mask_pool(maps, [image["boxes"] for image in detections])
         labels = torch.cat([image["labels"] for image in detections])
         probabilities = sum(head(regions).sigmoid() for head in self.mask_heads) / len(self.mask_heads)
-        out: Tensor = probabilities[torch.arange(labels.shape[0], device=labels.device), labels]
-        return out
+        return probabilities[torch.arange(labels.shape[0], device=labels.device), labels]
 
 
 def _l1(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
@@ -277,8 +273,7 @@ def _l1(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tens
 
 
 def _giou(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
-    out: Tensor = 10 * generalized_box_iou_loss(coder.decode_single(codes, boxes), objects, reduction="sum")
-    return out
+    return 10 * generalized_box_iou_loss(coder.decode_single(codes, boxes), objects, reduction="sum")
 
 
 _BOX_LOSSES = {"l1": _l1, "giou": _giou}

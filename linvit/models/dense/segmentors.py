@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.errors import SettingError
-from linvit.layers.checks import Outputs
 from linvit.models.dense.backbone import DenseBackbone, Neck, conv_norm_relu
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked, IsA, Range
+from linvit.ranges import Checked, Count, IsA, Range
 
-Halved = Annotated[int, Range(2, 65_536)]
+Halved = Annotated[int, Range(2)]
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:
@@ -57,8 +56,7 @@ class SumHead(nn.Module):
                 if level:
                     x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
             levels.append(resized(x, maps[0]) if level else x)
-        logits: Tensor = self.classifier(sum(levels))
-        return logits
+        return self.classifier(sum(levels))
 
 
 class PyramidPooling(nn.Module):
@@ -72,8 +70,7 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = (unit(F.adaptive_avg_pool2d(x, side)) for unit, side in zip(self.pooled, self.sides, strict=True))
-        x = self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
-        return x
+        return self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
 
 
 class PerceptionHead(nn.Module):
@@ -100,8 +97,7 @@ class PerceptionHead(nn.Module):
             lateral = inner(finer)
             x = lateral + resized(x, lateral)
             levels.insert(0, outer(x))
-        out: Tensor = self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
-        return out
+        return self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
 
 
 class SemanticFPN(Checked, ReleasedNames, nn.Module):
@@ -119,7 +115,7 @@ class SemanticFPN(Checked, ReleasedNames, nn.Module):
     backbone_prefix = "backbone."
 
     def __init__(
-        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 256
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Count, width: Halved = 256
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -148,7 +144,7 @@ class UperNet(Checked, ReleasedNames, nn.Module):
     backbone_prefix = "backbone."
 
     def __init__(
-        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 512
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Count, width: Halved = 512
     ) -> None:
         super().__init__()
         self.backbone = backbone

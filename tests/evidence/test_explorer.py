@@ -8,8 +8,8 @@ import timm
 import torch
 from torch.testing import assert_close
 
+from evidence.explorer import NETWORKS, RUNTIME, build, on_pixels
 from linvit.analysis.probe import probe
-from linvit.explorer.building import NETWORKS, RUNTIME, build, on_pixels
 from linvit.explorer.serving import PACKAGE, PAGE
 from linvit.models.pyramid import SIZES
 
