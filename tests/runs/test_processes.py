@@ -68,6 +68,7 @@ def single(folder, *overrides):
     return train_folder(write_recipe(folder, **ALIKE), overrides)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
     one, exact = single(tmp_path / "one"), single(tmp_path / "exact", PRECISE)
     losses = [values(run, "train_loss", "val_loss", "ema_loss") for run in (two, one, exact)]
