@@ -12,6 +12,7 @@ import torch
 from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_run import check_resumes_bit_for_bit, content, curve, differing
+from trained import trained_run
 
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
@@ -60,7 +61,10 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
         assert measured[name] == pytest.approx(float(rows[1][name]), abs=1e-6)
 
 
-@pytest.mark.parametrize(("framework", "part"), [("retinanet", "backbone.body"), ("semantic_fpn", "backbone")])
+@pytest.mark.parametrize(
+    ("framework", "part"),
+    [pytest.param("retinanet", "backbone.body", marks=pytest.mark.slow), ("semantic_fpn", "backbone")],
+)
 def test_a_frozen_backbone_keeps_weights_and_statistics(framework, part, runs, scenes, tmp_path):
     start = runs(framework) / "checkpoints" / "last.ckpt"
     task, once = {"frozen": [part], "ema_decay": 0.5}, {"max_epochs": 1}
@@ -151,22 +155,16 @@ def test_half_precision_trains(scenes, tmp_path):
         assert math.isfinite(float(curve(run)[0]["train_loss"]))
 
 
-def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path, capsys):
-    from tiny_run import write_recipe
-
-    (tmp_path / "digits").mkdir()
+def test_a_classifier_s_run_is_the_backbone_to_start_from(scenes, tmp_path, tmp_path_factory, capsys):
     few = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
     about = {"model": {"name": "mavit_nano", "in_chans": 3}, "data": {"channels": 3}, "trainer": few}
-    digits = train_folder(write_recipe(tmp_path / "digits", **about))
-    recipe = write_dense_recipe(
-        tmp_path, scenes, "mask_rcnn", init=str(digits), trainer={"max_epochs": 1, "limit_train_batches": 1}
-    )
+    digits = trained_run(tmp_path_factory, **about)
+    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", init=str(digits), trainer=few)
     train_folder(recipe, progress=True)
     assert "best.ckpt: its backbone; neck and heads keep their initial weights" in capsys.readouterr().out
 
 
 def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
-
     restored = load_run(runs("mask_rcnn"))
     source = restored.source()
     assert len(source.ground_truth()["images"]) == 4
