@@ -1,17 +1,15 @@
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
-from tiny_run import check_resumes_bit_for_bit, content, curve, differing
+from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, curve
 from trained import trained_run
 
 from linvit.runs import load_run
@@ -100,16 +98,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["mask_rcnn", "upernet"])
 def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
-    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
-    recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
-    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
-    assert dead.returncode == -signal.SIGKILL
-    assert content(tmp_path / "run")["global_step"] == 3
-    run = train_folder(write_dense_recipe(tmp_path, scenes, framework), resume=True)
-    assert differing(run, runs(framework), fewest=100) == []
-    assert curve(run) == curve(runs(framework))
+    write = partial(write_dense_recipe, tmp_path, scenes, framework)
+    check_killed_run_resumes(write, step=4, whole=runs(framework), fewest=100)
 
 
 def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys):

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import sys
 from dataclasses import dataclass, field
 
@@ -209,6 +210,14 @@ def test_a_spill_folder_belongs_to_one_file(tmp_path):
         run_in_strips(network, file, rows=32, spill=spill)
 
 
+@pytest.fixture(scope="module")
+def spilled(tmp_path_factory):
+    """A network, images, and the folder with the progress of their computation."""
+    network, x, folder = created("mavit_nano"), images(64, 64), tmp_path_factory.mktemp("spilled")
+    run_in_strips(network, x, spill=folder)
+    return network, x, folder
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -224,14 +233,14 @@ def test_a_spill_folder_belongs_to_one_file(tmp_path):
     ],
     ids=str,
 )
-def test_a_damaged_journal_is_refused(tmp_path, damage):
-    network, x = created("mavit_nano"), images(64, 64)
-    run_in_strips(network, x, spill=tmp_path)
-    journal = torch.load(tmp_path / "progress.pt", weights_only=True)
+def test_a_damaged_journal_is_refused(spilled, tmp_path, damage):
+    network, x, folder = spilled
+    spill = shutil.copytree(folder, tmp_path / "spill")
+    journal = torch.load(spill / "progress.pt", weights_only=True)
     changed = {name: value for name, value in (journal | damage).items() if value is not None}
-    torch.save(changed, tmp_path / "progress.pt")
+    torch.save(changed, spill / "progress.pt")
     with pytest.raises(ValueError, match=r"progress\.pt is damaged: remove the folder"):
-        run_in_strips(network, x, spill=tmp_path)
+        run_in_strips(network, x, spill=spill)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "long", "missing", "pipe", "link", "folder"])

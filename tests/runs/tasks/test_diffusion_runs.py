@@ -1,10 +1,6 @@
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +8,7 @@ import torch
 from PIL import Image
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_diffusion import write_diffusion_recipe
-from tiny_run import check_resumes_bit_for_bit, content, curve, differing
+from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, content, curve
 
 from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
@@ -58,14 +54,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
     train(write_diffusion_recipe(alone, task={"generates": False}))
-    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
-    recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
-    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
-    assert dead.returncode == -signal.SIGKILL
-    train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True)
-    assert differing(tmp_path / "run", alone / "run", fewest=20) == []
+    write = partial(write_diffusion_recipe, tmp_path, task={"generates": False})
+    check_killed_run_resumes(write, step=6, whole=alone / "run", fewest=20)
 
 
 def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
