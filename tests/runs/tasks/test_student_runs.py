@@ -25,7 +25,7 @@ TASKS = ("alignment", "transfer")
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     recipe = write_student_recipe(tmp_path_factory.mktemp("teacher"), "classification", optimizer={"lr": 3e-3})
-    return train_folder(recipe, {"trainer.max_epochs": 2, "trainer.limit_train_batches": 20})
+    return train_folder(recipe, {"trainer.max_epochs": 6, "trainer.limit_train_batches": 20})
 
 
 @pytest.fixture(scope="module")
