@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml
+from tiny_run import write_merged
 
 from linvit.data.dense.scenes import make_scenes
 
@@ -44,8 +44,4 @@ def write_dense_recipe(folder: Path, scenes: Path, framework: str, **groups) -> 
         "data": source | {"long_side": SIZE, "short_side": SIZE, "flip": 0.5, "batch_size": 2, "num_workers": 0},
         "trainer": {"max_epochs": 2, "accelerator": "cpu"},
     }
-    for group, value in groups.items():
-        values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
-    path = folder / "dense.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "dense.yaml", values, groups)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml
+from tiny_run import write_merged
 
 SIZES = {"width": 16, "depth": 2, "heads": 2}
 
@@ -18,8 +18,4 @@ def write_diffusion_recipe(folder: Path, mechanism: str = "mala", **groups) -> P
         "data": {"name": "digit_images", "batch_size": 16, "held_out": 0.02},
         "trainer": {"max_epochs": 3, "accelerator": "cpu", "limit_train_batches": 4},
     }
-    for group, value in groups.items():
-        values[group] = {**values[group], **value} if isinstance(value, dict) else value
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "tiny.yaml", values, groups)

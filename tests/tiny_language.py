@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml
+from tiny_run import write_merged
 
 SIZES = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
 
@@ -33,8 +33,4 @@ def write_language_recipe(folder: Path, mechanism: str = "mala", **groups) -> Pa
         },
         "trainer": {"max_epochs": 3, "accelerator": "cpu", "limit_train_batches": 4},
     }
-    for group, value in groups.items():
-        values[group] = {**values[group], **value} if isinstance(value, dict) else value
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "tiny.yaml", values, groups)

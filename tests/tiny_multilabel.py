@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml
+from tiny_run import write_merged
 
 
 def write_multilabel_recipe(folder: Path, root: Path, **groups) -> Path:
@@ -15,8 +15,4 @@ def write_multilabel_recipe(folder: Path, root: Path, **groups) -> Path:
         "data": {"name": "labelled", "root": str(root), "size": 64, "batch_size": 2, "num_workers": 0},
         "trainer": {"max_epochs": 2, "accelerator": "cpu"},
     }
-    for group, value in groups.items():
-        values[group] = {**values.get(group, {}), **value}
-    path = folder / "multilabel.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "multilabel.yaml", values, groups)

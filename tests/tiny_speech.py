@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import yaml
+from tiny_run import write_merged
 
 TONES = {"LOW": 300, "MID": 900, "HIGH": 2700}
 RATE = 16_000
@@ -79,8 +79,4 @@ def write_speech_recipe(folder: Path, mechanism: str = "mala", **groups) -> Path
         },
         "trainer": {"max_epochs": 3, "accelerator": "cpu"},
     }
-    for group, value in groups.items():
-        values[group] = {**values[group], **value} if isinstance(value, dict) else value
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "tiny.yaml", values, groups)

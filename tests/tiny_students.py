@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import yaml
+from tiny_run import write_merged
 
 BASE = {"name": "deit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 STUDENT = {"name": "linearized", "base": BASE, "mechanism": "mala"}
@@ -19,9 +19,5 @@ def write_student_recipe(folder: Path, kind: str = "alignment", **groups) -> Pat
         "data": {"name": "digits", "batch_size": 16, "max_shift": 2},
         "trainer": {"max_epochs": 2, "accelerator": "cpu", "limit_train_batches": 4, "limit_val_batches": 2},
     }
-    for group, value in groups.items():
-        values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
     folder.mkdir(exist_ok=True)
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_merged(folder / "tiny.yaml", values, groups)

@@ -43,7 +43,8 @@ def check_first_epoch_is_kept(run, straight):
 
 
 @pytest.mark.filterwarnings("ignore:Exception in thread")  # of TensorBoard's writer; the command line hides it
-@pytest.mark.parametrize("room", [pytest.param(4096, marks=pytest.mark.slow), 1_000_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [4096, 1_000_000])
 def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_path, room):
     recipe = write_recipe(tmp_path, trainer=SOON)
     assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000

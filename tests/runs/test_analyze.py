@@ -7,6 +7,7 @@ import timm
 import torch
 from dense_answers import write_scenes, write_untrained
 from PIL import Image
+from tiers import quick
 from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
 from tiny_run import write_recipe
@@ -105,7 +106,7 @@ def test_random_weights_are_the_same_every_time_and_leave_the_generator_alone():
     assert torch.get_rng_state().equal(before)
 
 
-@pytest.mark.parametrize("name", ["ravlt_nano", "deit_tiny_rala", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("name", quick(["ravlt_nano", "deit_tiny_rala", "vit_tiny_patch16_224"], ["ravlt_nano"]))
 def test_a_model_with_weights_from_a_file(name, tmp_path):
     network = timm.create_model(name, num_classes=7)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
@@ -137,7 +138,7 @@ def test_an_image_generator_is_analyzed_at_a_fixed_time_and_the_class_of_each_im
         generator.analyze(images="photos")
 
 
-@pytest.mark.parametrize("framework", ["retinanet", "semantic_fpn"])
+@pytest.mark.parametrize("framework", quick(["retinanet", "semantic_fpn"], ["semantic_fpn"]))
 def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path):
     scenes = write_scenes(tmp_path / "scenes")
     loaded = load_run(write_untrained(tmp_path / "dense.ckpt", framework, scenes))
@@ -148,6 +149,7 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
     assert photos.rows["scores"]
 
 
+@pytest.mark.slow
 def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path, capsys):
     language = train(write_language_recipe(tmp_path), {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
     assert not hasattr(language, "analyze")

@@ -184,8 +184,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, net
     assert not list(tmp_path.iterdir())
 
 
-def test_damaged_facts_are_refused(conformer_file):
-    text = conformer_file.facts.to_json()
+def test_damaged_facts_are_refused(decoder_file):
+    text = decoder_file.facts.to_json()
     assert facts_in(text, "file").to_json() == text
     for wrong in ({"states": []}, {"states": {"layer0.conv": [None]}}, {"logits": 0}, {"dynamic": "yes"}):
         with pytest.raises(FactsError, match="is damaged"):

@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from tiny_run import write_recipe
 from torch import nn
+from trained import ONE_EPOCH, trained_run
 
 import linvit
 from linvit.analysis.run_figures import LAYERS, sensitivity_figure
@@ -16,7 +16,6 @@ from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import exported
 from linvit.deploy.int8 import equalized, layers_of, names_of, quantized, sensitivity, steps_of
 from linvit.runs import load_run
-from linvit.runs.training import train_folder
 from linvit_cli import main
 
 SMALL = {"name": "ravlt_nano", "depths": [1, 1, 1, 1]}
@@ -162,8 +161,7 @@ def test_the_figure_shows_the_most_sensitive_layers():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    recipe = write_recipe(tmp_path_factory.mktemp("run"), model=SMALL, trainer={"max_epochs": 1})
-    return load_run(train_folder(recipe))
+    return load_run(trained_run(tmp_path_factory, model=SMALL, trainer=ONE_EPOCH))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What a task measures is declared once: lines, curves, checkpoints and comparisons read it there."""
 
 import pytest
+from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
@@ -44,7 +45,7 @@ def write_one(task, folder):
     return writers[task](folder, trainer=FEW)
 
 
-@pytest.mark.parametrize("task", RUNS)
+@pytest.mark.parametrize("task", quick(RUNS, ["recall", "language", "alignment"]))
 def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_declares(
     task, tmp_path, capsys, monkeypatch
 ):

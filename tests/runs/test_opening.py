@@ -4,10 +4,10 @@ import pytest
 import timm
 import torch
 from tiny_run import write_recipe
+from trained import trained_run
 
 from linvit.data.images.image import Preprocessing
 from linvit.runs.evaluate import check_size, check_teacher
-from linvit.runs.training import train_folder
 from linvit.tasks.initialization import initialize
 from linvit_cli import main
 
@@ -59,10 +59,10 @@ def test_weights_start_a_network_of_another_image_size(tmp_path):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, capsys):
+def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, tmp_path_factory, capsys):
     once = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
     recipe = write_recipe(tmp_path, trainer=once)
-    content = torch.load(train_folder(recipe) / "checkpoints" / "last.ckpt", weights_only=True)
+    content = torch.load(trained_run(tmp_path_factory, trainer=once) / "checkpoints" / "last.ckpt", weights_only=True)
     if not same:
         content["linvit"]["class_names"].reverse()
     torch.save(content, tmp_path / "start.ckpt")

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 import together
 import torch
+from tiny_language import write_language_recipe
 from tiny_run import content, curve, differing, write_recipe
+from tiny_speech import write_speech_recipe
+from tiny_students import write_student_recipe
 
+from linvit.runs import load_run
 from linvit.runs.training import train_folder
 
 EPOCHS = 3
@@ -68,6 +72,7 @@ def single(folder, *overrides):
     return train_folder(write_recipe(folder, **ALIKE), overrides)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
     one, exact = single(tmp_path / "one"), single(tmp_path / "exact", PRECISE)
     losses = [values(run, "train_loss", "val_loss", "ema_loss") for run in (two, one, exact)]
@@ -143,3 +148,84 @@ def test_a_run_that_fails_ends_in_its_last_lines(monkeypatch):
 def test_on_a_gpu_nccl_runs_with_one_process_and_gloo_with_two():
     assert "NCCL version" in together.nccl_alone()["nccl"]
     assert together.gloo_pair()["difference"] <= together.ALLOWED
+
+
+STUDENTS = {
+    "data": {"max_shift": 0},
+    "trainer": {"max_epochs": 2, "limit_val_batches": 1.0, "precision": "64-true"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param("alignment", {}, id="outputs"),
+        pytest.param("alignment", {"match": "maps"}, id="maps"),
+        pytest.param("transfer", {}, id="features"),
+        pytest.param("transfer", {"features": [0]}, id="a map"),
+    ],
+)
+def test_two_processes_align_and_transfer_what_one_does(kind, settings, tmp_path):
+    groups = {**STUDENTS, "task": settings}
+    finished = start(LIGHTNING, write_student_recipe(tmp_path / "two", kind, **groups))
+    assert finished.returncode == 0, finished.stdout
+    one = train_folder(write_student_recipe(tmp_path / "one", kind, **groups))
+    two = tmp_path / "two" / "run"
+    ours, theirs = content(one)["state_dict"], content(two)["state_dict"]
+    for key, value in ours.items():
+        if key.startswith(("network.", "original.")):
+            torch.testing.assert_close(value, theirs[key], rtol=1e-8, atol=1e-10)
+    columns = ("train_loss", "error", "worst", "images")
+    torch.testing.assert_close(values(two, *columns), values(one, *columns), rtol=1e-6, atol=0)
+
+
+SHARDED = {
+    "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
+    "init_args": {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False},
+}
+
+
+@pytest.mark.slow
+def test_two_processes_with_shards_of_the_weights_train_as_one_with_all(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    common = {"task": {"ema_decay": None}, "optimizer": {"not_decayed": "none"}}
+    clipped = {"gradient_clip_val": 1.0}
+    whole = train_folder(write_language_recipe(one, **common, trainer=clipped))
+    recipe = write_language_recipe(
+        two, **common, data={"batch_size": 2}, trainer={**clipped, "devices": 2, "strategy": SHARDED}
+    )
+    subprocess.run([*LIGHTNING, "train", str(recipe)], check=True, timeout=600, env=ENVIRONMENT)
+    run = two / "run"
+    for ours, theirs in zip(curve(run), curve(whole), strict=True):
+        assert float(ours["bits_per_byte"]) == pytest.approx(float(theirs["bits_per_byte"]), rel=1e-4)
+    weights, expected = (content(folder)["state_dict"] for folder in (run, whole))
+    names = [name for name in expected if name.startswith("network.")]
+    assert len(names) > 15
+    assert max((weights[name] - expected[name]).abs().max() for name in names) < 1e-3
+    assert all(type(weights[name]) is torch.Tensor for name in names)
+    measured = load_run(run).evaluate().by_weights["raw"]
+    assert measured["bits_per_byte"] == pytest.approx(float(curve(run)[-1]["bits_per_byte"]), abs=0.2)
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_count_errors_as_one(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    common = {"task": {"ema_decay": None}, "model": {"conv_norm": "layer"}}
+    plain = {"bands": 0, "times": 0}
+    whole = train_folder(write_speech_recipe(one, **common, data=plain))
+    recipe = write_speech_recipe(
+        two, **common, data={**plain, "batch_size": 2}, trainer={"devices": 2, "strategy": "ddp"}
+    )
+    subprocess.run([*LIGHTNING, "train", str(recipe)], check=True, timeout=600, env=ENVIRONMENT)
+    for ours, theirs in zip(curve(two / "run"), curve(whole), strict=True):
+        assert ours["utterances"] == theirs["utterances"] == "6.0"
+        assert float(ours["wer"]) == pytest.approx(float(theirs["wer"]), abs=0.07)  # one word of fifteen
+        assert float(ours["val_loss"]) == pytest.approx(float(theirs["val_loss"]), rel=1e-3)
+    weights, expected = (content(folder)["state_dict"] for folder in (two / "run", whole))
+    assert max((weights[name] - expected[name]).abs().max() for name in expected if name.startswith("network.")) < 1e-3
+    measured = load_run(two / "run").evaluate().by_weights["raw"]
+    rates = {float(row["wer"]) for row in curve(two / "run")}
+    assert measured["wer"] == pytest.approx(min(rates))

@@ -16,6 +16,7 @@ import yaml
 from safetensors import safe_open
 from tiny_run import write_recipe
 from torch.testing import assert_close
+from trained import ONE_EPOCH, trained_run
 
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
@@ -26,7 +27,7 @@ FILES = {"README.md", "config.json", "metrics.csv", "model.safetensors", "modeli
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train_folder(write_recipe(tmp_path_factory.mktemp("of-ada"), trainer={"max_epochs": 1}))
+    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +270,7 @@ class Terminal:
         return True
 
 
-@pytest.mark.parametrize(("typed", "uploads"), [("y", 1), ("", 0), ("no", 0)])
+@pytest.mark.parametrize(("typed", "uploads"), [("y", 1), ("no", 0)])
 def test_the_command_asks(hub, trained, tmp_path, monkeypatch, capsys, typed, uploads):
     asked = []
     monkeypatch.setattr("sys.stdin", Terminal())

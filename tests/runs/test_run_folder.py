@@ -62,8 +62,10 @@ def test_a_killed_training_gives_its_folder_back(impatient, tmp_path):
         assert (tmp_path / "run" / LOCK).exists()
 
 
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("override", ["model.name=ravlt_nanoo", "data.max_shift=40", "init=nowhere.ckpt"])
+@pytest.mark.parametrize(
+    ("override", "there"),
+    [("model.name=ravlt_nanoo", False), ("data.max_shift=40", True), ("init=nowhere.ckpt", False)],
+)
 def test_a_refused_start_leaves_nothing_behind(override, there, tmp_path):
     folder = tmp_path / "deep" / "run"
     if there:

@@ -117,6 +117,7 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default(straight, tmp_path
         train_folder(straight / "recipe.yaml", ["task.copied=attention"], resume=True, folder=run)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernels")
 def test_the_kernels_of_the_cpu_train_alike_and_may_be_used_from_any_epoch_on(straight, tmp_path, monkeypatch):
     calls, kernel = [], cpu.linear_attention
@@ -210,7 +211,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     assert curve(killed / "run") == curve(run)
 
 
-@pytest.mark.parametrize("wrong", ["unreadable", "corrupt"])
+@pytest.mark.parametrize("wrong", quick(["unreadable", "corrupt"], ["corrupt"]))
 def test_a_run_that_fails_on_its_data_leaves_no_folder_and_the_same_call_works_afterwards(wrong, tmp_path):
     for split in ("train", "val"):
         for name in ("ant", "bee"):

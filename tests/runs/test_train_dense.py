@@ -1,17 +1,16 @@
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
-from tiny_run import check_resumes_bit_for_bit, content, curve, differing
+from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, curve
+from trained import trained_run
 
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
@@ -60,7 +59,10 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
         assert measured[name] == pytest.approx(float(rows[1][name]), abs=1e-6)
 
 
-@pytest.mark.parametrize(("framework", "part"), [("retinanet", "backbone.body"), ("semantic_fpn", "backbone")])
+@pytest.mark.parametrize(
+    ("framework", "part"),
+    [pytest.param("retinanet", "backbone.body", marks=pytest.mark.slow), ("semantic_fpn", "backbone")],
+)
 def test_a_frozen_backbone_keeps_weights_and_statistics(framework, part, runs, scenes, tmp_path):
     start = runs(framework) / "checkpoints" / "last.ckpt"
     task, once = {"frozen": [part], "ema_decay": 0.5}, {"max_epochs": 1}
@@ -96,16 +98,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["mask_rcnn", "upernet"])
 def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
-    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
-    recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
-    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
-    assert dead.returncode == -signal.SIGKILL
-    assert content(tmp_path / "run")["global_step"] == 3
-    run = train_folder(write_dense_recipe(tmp_path, scenes, framework), resume=True)
-    assert differing(run, runs(framework), fewest=100) == []
-    assert curve(run) == curve(runs(framework))
+    write = partial(write_dense_recipe, tmp_path, scenes, framework)
+    check_killed_run_resumes(write, step=4, whole=runs(framework), fewest=100)
 
 
 def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys):
@@ -151,22 +145,16 @@ def test_half_precision_trains(scenes, tmp_path):
         assert math.isfinite(float(curve(run)[0]["train_loss"]))
 
 
-def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path, capsys):
-    from tiny_run import write_recipe
-
-    (tmp_path / "digits").mkdir()
+def test_a_classifier_s_run_is_the_backbone_to_start_from(scenes, tmp_path, tmp_path_factory, capsys):
     few = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
     about = {"model": {"name": "mavit_nano", "in_chans": 3}, "data": {"channels": 3}, "trainer": few}
-    digits = train_folder(write_recipe(tmp_path / "digits", **about))
-    recipe = write_dense_recipe(
-        tmp_path, scenes, "mask_rcnn", init=str(digits), trainer={"max_epochs": 1, "limit_train_batches": 1}
-    )
+    digits = trained_run(tmp_path_factory, **about)
+    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", init=str(digits), trainer=few)
     train_folder(recipe, progress=True)
     assert "best.ckpt: its backbone; neck and heads keep their initial weights" in capsys.readouterr().out
 
 
 def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
-
     restored = load_run(runs("mask_rcnn"))
     source = restored.source()
     assert len(source.ground_truth()["images"]) == 4

@@ -10,13 +10,12 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors import safe_open
 from stand_in_weights import write_black_cifar10, write_stand_ins
-from tiny_run import write_recipe
 from torch.testing import assert_close
+from trained import ONE_EPOCH, trained_run
 
 from linvit.environment import commit
 from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
-from linvit.runs.training import train_folder
 from linvit.runs.weight_file import creation
 from linvit.studies.demo import on_photographs
 from linvit_cli import main
@@ -24,7 +23,7 @@ from linvit_cli import main
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train_folder(write_recipe(tmp_path_factory.mktemp("run"), trainer={"max_epochs": 1}))
+    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import sys
 from dataclasses import dataclass, field
 
@@ -53,7 +54,7 @@ def whole(stored):
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("size", quick([(64, 96), (133, 70)], [(133, 70)]))
-@pytest.mark.parametrize("rows", quick([1, 40, None], [1, 40]))
+@pytest.mark.parametrize("rows", quick([1, 40, None], [40]))
 def test_it_equals_the_ordinary_forward(name, size, rows):
     network, x = created(name), images(*size)
     streamed = run_in_strips(network, x, rows=rows, keep=["maps", "scores"])
@@ -83,8 +84,8 @@ def test_maps_that_do_not_fit_are_on_disk(tmp_path):
         assert_same(whole(in_memory.maps[stride]), whole(stored))
 
 
-@pytest.mark.parametrize("name", ["mavit_nano", "ravlt_nano", "care_nano"])
-@pytest.mark.parametrize("rows", [32, None])
+@pytest.mark.parametrize("name", quick(PATTERNS, ["ravlt_nano"]))
+@pytest.mark.parametrize("rows", quick([32, None], [32]))
 def test_segmentors_and_their_backbones(name, rows):
     backbone = DenseBackbone(name, pattern=PATTERNS[name])
     x = images(96, 70)
@@ -104,7 +105,7 @@ def test_segmentors_and_their_backbones(name, rows):
     ("name", "block"),
     [("mavit_nano", "stages.0.blocks.0"), ("ravlt_nano", "stages.2.blocks.1"), ("care_nano", "stages.2.blocks.0")],
 )
-@pytest.mark.parametrize("rows", [1, None])
+@pytest.mark.parametrize("rows", quick([1, None], [None]))
 def test_the_scores_of_a_query(name, block, rows):
     network, x = created(name), images(75, 68)
     row, column = 70, 37
@@ -152,7 +153,7 @@ class InterruptError(Exception):
     pass
 
 
-@pytest.mark.parametrize("keep", [[], ["maps", "scores"]])
+@pytest.mark.parametrize("keep", quick([[], ["maps", "scores"]], [["maps", "scores"]]))
 def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
     network, x = created("ravlt_nano"), images(70, 64)
     expected = run_in_strips(network, x, rows=32, keep=keep)
@@ -209,6 +210,14 @@ def test_a_spill_folder_belongs_to_one_file(tmp_path):
         run_in_strips(network, file, rows=32, spill=spill)
 
 
+@pytest.fixture(scope="module")
+def spilled(tmp_path_factory):
+    """A network, images, and the folder with the progress of their computation."""
+    network, x, folder = created("mavit_nano"), images(64, 64), tmp_path_factory.mktemp("spilled")
+    run_in_strips(network, x, spill=folder)
+    return network, x, folder
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -224,14 +233,14 @@ def test_a_spill_folder_belongs_to_one_file(tmp_path):
     ],
     ids=str,
 )
-def test_a_damaged_journal_is_refused(tmp_path, damage):
-    network, x = created("mavit_nano"), images(64, 64)
-    run_in_strips(network, x, spill=tmp_path)
-    journal = torch.load(tmp_path / "progress.pt", weights_only=True)
+def test_a_damaged_journal_is_refused(spilled, tmp_path, damage):
+    network, x, folder = spilled
+    spill = shutil.copytree(folder, tmp_path / "spill")
+    journal = torch.load(spill / "progress.pt", weights_only=True)
     changed = {name: value for name, value in (journal | damage).items() if value is not None}
-    torch.save(changed, tmp_path / "progress.pt")
+    torch.save(changed, spill / "progress.pt")
     with pytest.raises(ValueError, match=r"progress\.pt is damaged: remove the folder"):
-        run_in_strips(network, x, spill=tmp_path)
+        run_in_strips(network, x, spill=spill)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "long", "missing", "pipe", "link", "folder"])
@@ -339,8 +348,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
         ({"image": np.zeros((64, 64), np.uint8)}, r"expected 8-bit pixels \(height, width, 3\)"),
         ({"image": "missing.tif"}, "There is no image at missing.tif"),
         ({"rows": 0}, "`rows` is 0, expected"),
-        ({"memory": 0}, "`memory` is 0, expected"),
-        ({"keep": ["logits"]}, "'logits'"),
         ({"network": "fused"}, "The block stages.0.blocks.0 is a FusedAttentionBlock, .* before `linvit.fuse`"),
         ({"network": "maximum"}, "The pooling of `network` is 'max', expected an average"),
         (
@@ -349,13 +356,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         ),
         ({"image": torch.zeros(1, 3, 64, 64).to("meta")}, "on meta, expected"),
         ({"image": torch.zeros(1, 3, 64, 64).to_sparse()}, "`image` is a sparse_coo tensor, expected a dense one"),
-        ({"image": "image\0.png"}, r"'image\\x00.png' has a NUL character"),
         ({"network": "meta"}, r"`network` is on meta, expected the CPU"),
-        ({"network": "identity"}, r"`network` is on no device, expected the CPU"),
-        ({"progress": None}, "`progress` is null, expected a function"),
-        ({"spill": 5}, "`spill` is 5, expected text"),
-        ({"spill": "a\0b"}, r"'a\\x00b' has a NUL character"),
-        ({"query": ("stages.0.blocks.0", 0, 0)}, "`query` is .*, expected a Query, or null"),
         ({"query": Query("stages.9", 0, 0)}, "`query` names 'stages.9', expected one of stages.0.blocks.0"),
         (
             {"query": Query("stages.0.blocks.0", 64, 0)},
@@ -369,7 +370,6 @@ def test_one_sentence_for_each_mistake(arguments, message):
         "softmax": lambda: timm.create_model("mavit_nano", pattern="LLLS").eval(),
         "learned": lambda: timm.create_model("mavit_nano", attention={"weighting": "learned"}).eval(),
         "meta": lambda: timm.create_model("mavit_nano").eval().to("meta"),
-        "identity": lambda: nn.Identity().eval(),
         "resnet": lambda: timm.create_model("resnet10t").eval(),
         "fused": lambda: linvit.fuse(timm.create_model("mavit_nano").eval()),
         "maximum": lambda: timm.create_model("mavit_nano", global_pool="max").eval(),
@@ -440,7 +440,7 @@ def test_bands_that_are_no_colours(tmp_path, pixels, readable):
 
 
 @pytest.mark.parametrize("ending", ["tif", "jpg", "png", "webp", "gif", "avif", "bmp", "tga", "jp2"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "1", "I;16", "RGBA"])
+@pytest.mark.parametrize("mode", quick(["RGB", "L", "CMYK", "P", "1", "I;16", "RGBA"], ["RGB", "CMYK", "I;16"]))
 def test_files_have_the_pixels_that_they_have_in_training(tmp_path, mode, ending):
     vips()
     colours = np.random.default_rng(0).integers(0, 256, (70, 64, 3), np.uint8)

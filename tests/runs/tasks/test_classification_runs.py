@@ -10,7 +10,7 @@ import torch
 from imagenet_folder import CLASSES, write_imagenet
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from tiny_run import write_recipe
+from trained import ONE_EPOCH, trained_run
 
 from linvit.analysis.answers import Answers
 from linvit.runs import ClassificationRun, load_run, train
@@ -20,7 +20,7 @@ from linvit_cli import main
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(write_recipe(tmp_path_factory.mktemp("classified"), trainer={"max_epochs": 1}))
+    return load_run(trained_run(tmp_path_factory, trainer=ONE_EPOCH))
 
 
 @pytest.fixture

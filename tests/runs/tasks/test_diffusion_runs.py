@@ -1,10 +1,6 @@
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +8,7 @@ import torch
 from PIL import Image
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_diffusion import write_diffusion_recipe
-from tiny_run import check_resumes_bit_for_bit, content, curve, differing
+from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, content, curve
 
 from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
@@ -58,14 +54,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
     train(write_diffusion_recipe(alone, task={"generates": False}))
-    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
-    recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
-    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
-    assert dead.returncode == -signal.SIGKILL
-    train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True)
-    assert differing(tmp_path / "run", alone / "run", fewest=20) == []
+    write = partial(write_diffusion_recipe, tmp_path, task={"generates": False})
+    check_killed_run_resumes(write, step=6, whole=alone / "run", fewest=20)
 
 
 def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
@@ -80,6 +70,7 @@ def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(ru
     assert "FID-like, guided" in measures.table()[1]
 
 
+@pytest.mark.slow
 def test_the_measures_do_not_depend_on_the_batch_size(run):
     alone, together = (load_run(run).evaluate(batch_size=size) for size in (1, 17))
     for name, value in alone.items():
@@ -112,7 +103,9 @@ def test_without_dropped_classes_there_is_no_guidance(tmp_path):
         with pytest.raises(ValueError, match=f"`guidance` is {guidance:g}, but this network was trained with"):
             loaded.generate(guidance=guidance, count=1, steps=2)
     assert len(loaded.generate(guidance=1.0, count=1, steps=2, output=tmp_path / "a.PNG")) == 10
-    assert "<h2>Generated images</h2>" in loaded.report(tmp_path / "page.html").read_text()
+    page = loaded.report(tmp_path / "page.html").read_text()
+    assert "<h2>Generated images</h2>" in page
+    assert "do not compare them with published FIDs" in page
 
 
 def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_path, capsys):
@@ -147,12 +140,6 @@ def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
         loaded.generate(classes=[])
 
 
-def test_the_report_of_a_generator_shows_its_images(run, tmp_path):
-    page = load_run(run).report(tmp_path / "page.html").read_text()
-    assert "<h2>Generated images</h2>" in page
-    assert "do not compare them with published FIDs" in page
-
-
 def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
     assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
     assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
@@ -166,6 +153,7 @@ def test_without_generation_the_loss_chooses(tmp_path):
     assert measures["loss"] == pytest.approx(run.history[-1]["ema_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monkeypatch):
     write_stand_ins(tmp_path, monkeypatch)
     write_black_cifar10(tmp_path, per_file=4)

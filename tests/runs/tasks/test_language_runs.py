@@ -72,6 +72,7 @@ def test_generate_streams_and_repeats_itself_for_a_seed(run, capsys):
     assert 2 <= len(texts) <= 7
 
 
+@pytest.mark.slow
 def test_another_folder_and_its_report(run, tmp_path):
     texts = write_texts(tmp_path / "others")
     loaded = load_run(run)

@@ -80,7 +80,7 @@ def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
             torch.testing.assert_close(value, theirs[name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["alignment"]))
 def test_the_accuracy_is_that_of_the_students_own_classifier(task, runs):
     run = linvit.load_run(runs[task])
     network = run.network.eval()
@@ -108,7 +108,7 @@ def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
 
 
 @pytest.mark.parametrize("task", quick(TASKS, ["transfer"]))
-def test_a_loaded_run_predicts_reports_and_is_saved(task, runs, tmp_path):
+def test_a_loaded_run_predicts_and_reports(task, runs, tmp_path):
     run = linvit.load_run(runs[task])
     rows = run.predict([np.zeros((40, 40), np.uint8)], topk=3)
     assert len(rows[0].classes) == 3
@@ -117,8 +117,13 @@ def test_a_loaded_run_predicts_reports_and_is_saved(task, runs, tmp_path):
     assert "Relative error per" in page
     assert ("blocks.1.attn" if task == "alignment" else "last") in page
     assert "made from deit_tiny_patch16_224, mala, pattern L" in page
-    exported = run.export(tmp_path / "network.onnx", dynamic=False)
-    assert exported.path.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_loaded_run_is_exported_and_analyzed(task, runs, tmp_path):
+    run = linvit.load_run(runs[task])
+    assert run.export(tmp_path / "network.onnx", dynamic=False).path.is_file()
     assert run.analyze("rank", output=tmp_path / "analysis").page.is_file()
 
 
@@ -236,7 +241,7 @@ def refused(sentence, recipe, *overrides, kind=ValueError):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["alignment"]))
 def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
     refused(
@@ -301,7 +306,7 @@ def test_students_of_several_mechanisms_are_compared_and_go_on_from_their_own_ru
     assert not shared["linear"].equal(shared["mala"])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", quick(TASKS, ["transfer"]))
 def test_a_plan_needs_no_weights_of_the_teacher(task, teacher, tmp_path, recwarn):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
     network = Candidate.of(Cell(recipe)).task.network
