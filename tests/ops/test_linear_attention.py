@@ -1,4 +1,5 @@
 import itertools
+import random
 import subprocess
 import sys
 import textwrap
@@ -30,13 +31,14 @@ def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
     return query, key, torch.randn(batch, heads, tokens, value_width, dtype=dtype)
 
 
-def axes(tokens, width, batch=2, heads=3, causal=False):
-    """Every combination of weighting, normalizer, rotation and mask."""
+def axes(tokens, width, batch=2, heads=3, causal=False, sampled=None):
+    """Every combination of weighting, normalizer, rotation and mask, or as many of them drawn at random."""
     means = "prefix_query_mean" if causal else "query_mean"
     weightings = ["uniform", means, torch.rand(batch, heads, tokens, dtype=float64)]
     rotaries = [None, rotary_1d(tokens, width, dtype=float64)]
     masks = [None, torch.rand(batch, tokens) > 0.3]
-    for weighting, normalizer, rotary, mask in itertools.product(weightings, NORMALIZERS, rotaries, masks):
+    combinations = list(itertools.product(weightings, NORMALIZERS, rotaries, masks))
+    for weighting, normalizer, rotary, mask in random.Random(0).sample(combinations, sampled or len(combinations)):
         yield {
             "weighting": weighting,
             "normalizer": normalizer,
@@ -81,9 +83,9 @@ def test_equals_the_matrix(feature_map, tokens):
         assert_close(linear_attention(query, key, value, feature_map=feature_map, **options), expected)
 
 
-def check_causal_forms(feature_map, tokens):
+def check_causal_forms(feature_map, tokens, sampled=None):
     query, key, value = draw(tokens, batch=1, heads=2)
-    for options in axes(tokens, 8, batch=1, heads=2, causal=True):
+    for options in axes(tokens, 8, batch=1, heads=2, causal=True, sampled=sampled):
         options["feature_map"] = feature_map
         parallel = by_matrix(query, key, value, **options)
         assert_close(linear_attention(query, key, value, **options), parallel)
@@ -99,13 +101,19 @@ def check_causal_forms(feature_map, tokens):
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-@pytest.mark.parametrize("tokens", [1, 2, *slow(64, 65, 130)])
+@pytest.mark.parametrize("tokens", slow(1, 2, 64, 65, 130))
 def test_causal_forms_agree(feature_map, tokens):
     check_causal_forms(feature_map, tokens)
 
 
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+def test_causal_forms_agree_for_few_tokens(feature_map):
+    check_causal_forms(feature_map, 1, sampled=8)
+    check_causal_forms(feature_map, 2, sampled=20)
+
+
 def test_causal_forms_agree_beyond_a_chunk():
-    check_causal_forms("elu1", 65)  # chunks have 64 tokens
+    check_causal_forms("elu1", 65, sampled=8)  # chunks have 64 tokens
 
 
 @pytest.mark.parametrize("cuts", quick([(0, 70, 71, 200), (0, 1, 2, 200), (0, 150, 200)], [(0, 70, 71, 200)]))
@@ -142,10 +150,10 @@ def test_gradients_are_those_of_the_matrix(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("normalizer", quick(NORMALIZERS, ["divide", "magnitude"]))
 def test_gradcheck(causal, normalizer):
-    inputs = [x.requires_grad_() for x in draw(5, width=4, value_width=3, batch=1, heads=1)]
-    weights = torch.rand(1, 1, 5, dtype=float64).requires_grad_()
+    inputs = [x.requires_grad_() for x in draw(3, width=2, value_width=2, batch=1, heads=1)]
+    weights = torch.rand(1, 1, 3, dtype=float64).requires_grad_()
     means = "prefix_query_mean" if causal else "query_mean"
-    rotary = rotary_1d(5, 4, dtype=float64)
+    rotary = rotary_1d(3, 2, dtype=float64)
 
     def by_name(query, key, value):
         return linear_attention(query, key, value, weighting=means, normalizer=normalizer, rotary=rotary, causal=causal)
@@ -158,12 +166,12 @@ def test_gradcheck(causal, normalizer):
 
 
 def test_gradients_flow_through_a_carried_state():
-    inputs = [x.requires_grad_() for x in draw(4, width=4, value_width=3, batch=1, heads=1)]
+    inputs = [x.requires_grad_() for x in draw(3, width=2, value_width=2, batch=1, heads=1)]
 
     def in_two_pieces(query, key, value):
         state = State.empty(query, value)
         pieces = []
-        for now in (slice(0, 1), slice(1, 4)):
+        for now in (slice(0, 1), slice(1, 3)):
             now_read = (query[:, :, now], key[:, :, now], value[:, :, now])
             out, state = linear_attention_step(*now_read, state, weighting="prefix_query_mean")
             pieces.append(out)
@@ -336,8 +344,8 @@ CALLS = [
 def test_compiles_as_one_graph_for_any_number_of_tokens(options):
     torch._dynamo.reset()
     call = Call(**options)
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens in (130, 5, 777):
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+    for tokens in (130, 5):
         inputs = draw(tokens)
         torch.testing.assert_close(compiled(*inputs), call(*inputs))
 
