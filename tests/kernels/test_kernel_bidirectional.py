@@ -13,7 +13,6 @@ from linvit.ops import rotary_1d
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
 RALA = {"weighting": "query_mean"}
 MALA = {"normalizer": "magnitude"}
-PRESETS = pytest.mark.parametrize("preset", [RALA, MALA], ids=["rala", "mala"])
 ONE_PRESET = pytest.mark.parametrize("preset", [RALA, *slow(MALA)], ids=["rala", "mala"])
 
 
@@ -41,7 +40,7 @@ def test_feature_maps(device, maps):
     judge(draw(device, tokens=49, heads=1), feature_map=maps, normalizer="subtract")
 
 
-@PRESETS
+@ONE_PRESET
 @pytest.mark.parametrize("processors", [*slow(1, 2), 100])
 def test_splits_of_the_tokens(device, tiled, preset, processors):
     tiled(rows=16, processors=processors)
@@ -140,7 +139,7 @@ def test_the_same_bits_every_time(device, tiled, preset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@PRESETS
+@ONE_PRESET
 def test_half_precision_is_rounded_once(device, dtype, preset):
     if not launch.interpreted() and dtype == torch.bfloat16:
         pytest.skip("on a GPU bfloat16 is multiplied as it is: see the gpu tests")

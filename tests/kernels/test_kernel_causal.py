@@ -20,7 +20,7 @@ def test_normalizers(device, tiled, normalizer, rotated):
     judge(draw(device), normalizer=normalizer, rotary=rotary, causal=True)
 
 
-@pytest.mark.parametrize("maps", ["relu", "exp", "identity", ("relu", "elu1")])
+@pytest.mark.parametrize("maps", [*slow("relu", "exp", "identity"), ("relu", "elu1")])
 def test_feature_maps(device, maps):
     judge(draw(device), feature_map=maps, normalizer="subtract", causal=True)
 
@@ -40,7 +40,11 @@ def test_head_widths(device, width, value_width):
 @pytest.mark.parametrize("tokens", [1, *slow(16), 17])
 def test_numbers_of_tokens(device, tiled, tokens):
     tiled(rows=16, processors=1)
-    judge(draw(device, tokens, batch=min(tokens, 2), heads=min(tokens, 2)), rotary=rotary_1d(tokens, 16, device=device), causal=True)
+    judge(
+        draw(device, tokens, batch=min(tokens, 2), heads=min(tokens, 2)),
+        rotary=rotary_1d(tokens, 16, device=device),
+        causal=True,
+    )
 
 
 @pytest.mark.parametrize("normalizer", ["divide", *slow("magnitude")])

@@ -77,7 +77,7 @@ def slice_options(options, now):
 @pytest.mark.parametrize("tokens", [1, 49, 126])
 def test_equals_the_matrix(feature_map, tokens):
     query, key, value = draw(tokens)
-    for options in axes(tokens, 8):
+    for options in axes(tokens, 8, sampled=None if feature_map == "elu1" else 30):
         # With signed features the row sum comes near zero; the comparison stays, relative to the largest entry.
         expected = by_matrix(query, key, value, feature_map=feature_map, **options)
         assert_close(linear_attention(query, key, value, feature_map=feature_map, **options), expected)
@@ -119,7 +119,7 @@ def test_causal_forms_agree_beyond_a_chunk():
 @pytest.mark.parametrize("cuts", quick([(0, 70, 71, 200), (0, 1, 2, 200), (0, 150, 200)], [(0, 70, 71, 200)]))
 def test_prefill_in_pieces_equals_the_whole(cuts):
     query, key, value = draw(200)
-    for options in axes(200, 8, causal=True):
+    for options in axes(200, 8, causal=True, sampled=30):
         assert options.pop("causal")
         whole, whole_state = linear_attention_step(query, key, value, State.empty(query, value), **options)
         state, pieces = None, []
@@ -138,7 +138,7 @@ def test_prefill_in_pieces_equals_the_whole(cuts):
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_those_of_the_matrix(causal):
     inputs = [x.requires_grad_() for x in draw(70, batch=1, heads=2)]
-    for options in axes(70, 8, batch=1, heads=2, causal=causal):
+    for options in axes(70, 8, batch=1, heads=2, causal=causal, sampled=30):
         expected = by_matrix(*inputs, **options)
         direction = torch.randn_like(expected)
         wanted = torch.autograd.grad((expected * direction).sum(), inputs)
@@ -289,7 +289,7 @@ def test_decoding_keeps_the_state_at_one_size():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [*slow(1, 4), 16])
-@pytest.mark.parametrize("tokens", [196, 12544, *slow(50176)])
+@pytest.mark.parametrize("tokens", [196, 3136, *slow(12544, 50176)])
 def test_half_inputs_lose_no_more_than_their_rounding(dtype, scale, tokens):
     query, key, value = (scale * x for x in draw(tokens, width=64, value_width=64, batch=1, heads=2))
     for preset in (rala, mala, linear_attention):

@@ -1,6 +1,7 @@
 """Packed sequences and block-causal attention, against the explicit matrix and against each sequence alone."""
 
 import itertools
+import random
 import sys
 
 import pytest
@@ -35,12 +36,14 @@ def draw(tokens, width=8, value_width=5, batch=1, heads=2, dtype=torch.float64):
     return [torch.randn(batch, heads, tokens, size, generator=generator, dtype=dtype) for size in sizes]
 
 
-def axes(tokens, width=8, batch=1, heads=2, causal=False):
+def axes(tokens, width=8, batch=1, heads=2, causal=False, sampled=30):
+    """Combinations of weighting, normalizer, rotation and mask, drawn at random."""
     weightings = ["uniform", "prefix_query_mean" if causal else "query_mean"]
     weightings.append(torch.rand(batch, heads, tokens, dtype=torch.float64))
     rotaries = [None, rotary_1d(tokens, width, dtype=torch.float64)]
     masks = [None, torch.rand(batch, heads, tokens) > 0.4]
-    for weighting, normalizer, rotary, mask in itertools.product(weightings, NORMALIZERS, rotaries, masks):
+    combinations = list(itertools.product(weightings, NORMALIZERS, rotaries, masks))
+    for weighting, normalizer, rotary, mask in random.Random(tokens).sample(combinations, sampled):
         yield {"weighting": weighting, "normalizer": normalizer, "rotary": rotary, "key_mask": mask, "causal": causal}
 
 
@@ -107,7 +110,7 @@ def test_no_sequence_sees_another(form):
 
 
 @pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
-@pytest.mark.parametrize("normalizer", ["divide", "magnitude", "subtract"])
+@pytest.mark.parametrize("normalizer", ["magnitude", *slow("divide", "subtract")])
 def test_gradients_are_those_of_the_matrix(form, normalizer):
     tokens = sum(LENGTHS)
     tensors = [x.requires_grad_() for x in draw(tokens)]
@@ -169,7 +172,7 @@ def test_a_block_at_a_time_equals_all_at_once(size):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 def test_lower_precision_loses_no_more_than_each_sequence_alone(dtype, form):
-    lengths = (1500, 40, 3000, 700)
+    lengths = (500, 40, 900, 200)
     tensors = [x.to(dtype) for x in draw(sum(lengths), width=32, value_width=32)]
     means = "prefix_query_mean" if form["causal"] else "query_mean"
     for options in ({"weighting": means}, {"normalizer": "magnitude", "weighting": "uniform"}):
