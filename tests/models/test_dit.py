@@ -91,14 +91,10 @@ def test_published_sizes(name, millions):
         assert parameters == 675_129_632  # as the released network counts, its fixed positions included
 
 
-@pytest.mark.parametrize("mechanism", list(at("images")))
-def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
+def test_every_mechanism_has_the_same_number_of_parameters():
     with torch.device("meta"):
-        count = {
-            kind: sum(parameter.numel() for parameter in create("dit_small_patch2", 1000, mechanism=kind).parameters())
-            for kind in ("softmax", mechanism)
-        }
-    assert count[mechanism] == count["softmax"]
+        networks = [create("dit_small_patch2", 1000, mechanism=mechanism) for mechanism in at("images")]
+    assert len({sum(parameter.numel() for parameter in network.parameters()) for network in networks}) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,11 +104,6 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
         ({"patch_size": 3}, "`input_size` is 8, which is not a multiple of `patch_size` 3"),
         ({"width": 66, "heads": 3}, "need a multiple of 4"),
         ({"heads": 5}, "`width` is 64 and `heads` 5"),
-        ({"heads": 0}, "`heads` is 0, expected a whole number from 1 to"),
-        ({"patch_size": 0}, "`patch_size` is 0, expected a whole number from 1 to"),
-        ({"width": "wide"}, "`width` is 'wide', expected a whole number from 1 to"),
-        ({"label_std": -1.0}, "`label_std` is -1.0, expected a number from 0 to 1,000,000"),
-        ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, expected a number above 0"),
         ({"num_classes": 5}, "no argument 'num_classes'"),
         ({"depht": 5}, r"did you mean `depth`"),
     ],

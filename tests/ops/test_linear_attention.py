@@ -1,17 +1,16 @@
 import itertools
-import random
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from operator_axes import NORMALIZERS, axes, by_matrix, distance, of_some_tokens
 from tiers import quick, slow
 from torch.export import Dim, export
 
 from linvit.ops import (
     State,
-    attention_scores,
     linear_attention,
     linear_attention_step,
     mala,
@@ -23,7 +22,6 @@ from linvit.ops import (
 float64 = torch.float64
 FEATURE_MAPS = [pytest.param(name, id=name) for name in ("elu1", "relu", "exp", "identity")]
 FEATURE_MAPS.append(pytest.param(torch.sigmoid, id="sigmoid"))
-NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
 
 
 def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
@@ -31,53 +29,15 @@ def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
     return query, key, torch.randn(batch, heads, tokens, value_width, dtype=dtype)
 
 
-def axes(tokens, width, batch=2, heads=3, causal=False, sampled=None):
-    """Every combination of weighting, normalizer, rotation and mask, or as many of them drawn at random."""
-    means = "prefix_query_mean" if causal else "query_mean"
-    weightings = ["uniform", means, torch.rand(batch, heads, tokens, dtype=float64)]
-    rotaries = [None, rotary_1d(tokens, width, dtype=float64)]
-    masks = [None, torch.rand(batch, tokens) > 0.3]
-    combinations = list(itertools.product(weightings, NORMALIZERS, rotaries, masks))
-    for weighting, normalizer, rotary, mask in random.Random(0).sample(combinations, sampled or len(combinations)):
-        yield {
-            "weighting": weighting,
-            "normalizer": normalizer,
-            "rotary": rotary,
-            "key_mask": mask,
-            "causal": causal,
-        }
-
-
-def by_matrix(query, key, value, **options):
-    mask = options.get("key_mask")
-    if mask is not None:
-        value = value.masked_fill(~mask[:, None, :, None], 0)
-    return attention_scores(query, key, **options) @ value
-
-
 def assert_close(actual, expected, tolerance=1e-10):
-    assert actual.shape == expected.shape
-    scale = expected.abs().max().clamp_min(1e-3)
-    assert (actual - expected).abs().max() <= tolerance * scale
-
-
-def slice_options(options, now):
-    """The same options for one slice of the tokens."""
-    options = dict(options)
-    if options["rotary"] is not None:
-        options["rotary"] = type(options["rotary"])(*(table[now] for table in options["rotary"]))
-    if options["key_mask"] is not None:
-        options["key_mask"] = options["key_mask"][:, now]
-    if isinstance(options["weighting"], torch.Tensor):
-        options["weighting"] = options["weighting"][..., now]
-    return options
+    assert distance(actual, expected) <= tolerance
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("tokens", [1, 49, 126])
 def test_equals_the_matrix(feature_map, tokens):
     query, key, value = draw(tokens)
-    for options in axes(tokens, 8, sampled=None if feature_map == "elu1" else 30):
+    for options in axes(tokens, batch=2, heads=3, sampled=None if feature_map == "elu1" else 30):
         # With signed features the row sum comes near zero; the comparison stays, relative to the largest entry.
         expected = by_matrix(query, key, value, feature_map=feature_map, **options)
         assert_close(linear_attention(query, key, value, feature_map=feature_map, **options), expected)
@@ -85,7 +45,7 @@ def test_equals_the_matrix(feature_map, tokens):
 
 def check_causal_forms(feature_map, tokens, sampled=None):
     query, key, value = draw(tokens, batch=1, heads=2)
-    for options in axes(tokens, 8, batch=1, heads=2, causal=True, sampled=sampled):
+    for options in axes(tokens, causal=True, sampled=sampled):
         options["feature_map"] = feature_map
         parallel = by_matrix(query, key, value, **options)
         assert_close(linear_attention(query, key, value, **options), parallel)
@@ -93,7 +53,7 @@ def check_causal_forms(feature_map, tokens, sampled=None):
         state, recurrent = None, []
         for t in range(tokens):
             now = slice(t, t + 1)
-            one = slice_options(options, now)
+            one = of_some_tokens(options, now)
             del one["causal"]
             out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **one)
             recurrent.append(out)
@@ -119,13 +79,13 @@ def test_causal_forms_agree_beyond_a_chunk():
 @pytest.mark.parametrize("cuts", quick([(0, 70, 71, 200), (0, 1, 2, 200), (0, 150, 200)], [(0, 70, 71, 200)]))
 def test_prefill_in_pieces_equals_the_whole(cuts):
     query, key, value = draw(200)
-    for options in axes(200, 8, causal=True, sampled=30):
+    for options in axes(200, batch=2, heads=3, causal=True, sampled=30):
         assert options.pop("causal")
         whole, whole_state = linear_attention_step(query, key, value, State.empty(query, value), **options)
         state, pieces = None, []
         for start, stop in itertools.pairwise(cuts):
             now = slice(start, stop)
-            part = slice_options(options, now)
+            part = of_some_tokens(options, now)
             out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **part)
             pieces.append(out)
         assert_close(torch.cat(pieces, dim=2), whole)
@@ -138,7 +98,7 @@ def test_prefill_in_pieces_equals_the_whole(cuts):
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_those_of_the_matrix(causal):
     inputs = [x.requires_grad_() for x in draw(70, batch=1, heads=2)]
-    for options in axes(70, 8, batch=1, heads=2, causal=causal, sampled=30):
+    for options in axes(70, causal=causal, sampled=30):
         expected = by_matrix(*inputs, **options)
         direction = torch.randn_like(expected)
         wanted = torch.autograd.grad((expected * direction).sum(), inputs)
