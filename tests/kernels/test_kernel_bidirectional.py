@@ -138,7 +138,7 @@ def test_the_same_bits_every_time(device, tiled, preset):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), torch.bfloat16])
 @ONE_PRESET
 def test_half_precision_is_rounded_once(device, dtype, preset):
     if not launch.interpreted() and dtype == torch.bfloat16:

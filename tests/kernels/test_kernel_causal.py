@@ -29,8 +29,7 @@ def test_feature_maps(device, maps):
     ("width", "value_width"),
     [
         (17, 17),
-        (128, 128),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((48, 20), (24, 80), (64, 64))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((48, 20), (24, 80), (64, 64), (128, 128))),
     ],
 )
 def test_head_widths(device, width, value_width):
@@ -58,13 +57,14 @@ def test_key_mask_hides_even_what_is_not_a_number(device, tiled, normalizer):
     judge((query, key, value), key_mask=mask, rotary=rotary, normalizer=normalizer, causal=True)
 
 
+@pytest.mark.slow
 def test_values_far_from_zero(device, tiled):
     tiled(rows=16, processors=1)
     query, key, value = draw(device)
     judge((query, key, value + 3), normalizer="magnitude", causal=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, *slow(torch.bfloat16)])
 def test_half_precision_is_rounded_once(device, dtype):
     if device.type == "cuda" and dtype == torch.bfloat16:
         pytest.skip("on a GPU bfloat16 is multiplied as it is: see the gpu tests")
