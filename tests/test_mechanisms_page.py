@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from tiers import quick
 
 from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
@@ -69,7 +70,7 @@ class Alone(torch.nn.Module):
         return self.attention(x[:, 0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, [n for n in NAMES if "deit" in n or n.endswith(("_inline", "_agent"))]))
 def test_sizes_are_computed(name):
     pattern, parameters, _, _, *published, source = cells(SIZES[name])
     model = timm.create_model(name, device="meta")
@@ -81,9 +82,7 @@ def test_sizes_are_computed(name):
     assert source == (row.source if row else "–")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "swin_tiny_mala" else pytest.mark.slow) for n in NAMES]
-)
+@pytest.mark.parametrize("name", quick(NAMES, ["swin_tiny_mala"]))
 def test_macs_are_computed(name):
     _, _, macs, attention, *_ = cells(SIZES[name])
     cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))

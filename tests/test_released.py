@@ -43,8 +43,10 @@ def other_values(state):
     }
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("wrapper", [None, "model", "state_dict", "state_dict_ema", "model_ema"])
+@pytest.mark.parametrize(
+    ("wrapper", "prefix"),
+    [(None, "module."), ("model", ""), ("state_dict", "module."), ("state_dict_ema", ""), ("model_ema", "module.")],
+)
 def test_every_wrapping_is_taken_off(ravlt, released, wrapper, prefix):
     linvit.load_released(ravlt, other_values(released["RAVLT_T"]))
     state = {prefix + key: value for key, value in released["RAVLT_T"].items()}
@@ -54,8 +56,7 @@ def test_every_wrapping_is_taken_off(ravlt, released, wrapper, prefix):
     assert holds(ravlt, released["RAVLT_T"])
 
 
-@pytest.mark.parametrize("averaged", ["state_dict_ema", "model_ema"])
-@pytest.mark.parametrize("raw", ["state_dict", "model"])
+@pytest.mark.parametrize(("raw", "averaged"), [("state_dict", "state_dict_ema"), ("model", "model_ema")])
 def test_averaged_weights_win_over_raw_ones(ravlt, released, raw, averaged):
     state = released["RAVLT_T"]
     linvit.load_released(ravlt, {raw: other_values(state), averaged: state})

@@ -197,11 +197,10 @@ def build(folder, *options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("link", ["missing.md", "index.md#missing"])
-def test_a_broken_link_ends_the_build(tmp_path, link):
+def test_a_broken_link_ends_the_build(tmp_path):
     pytest.importorskip("mkdocs")
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n[link]({link})\n")
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[one](missing.md) and [other](index.md#nothing)\n")
     settings = {
         "docs_dir": "docs",
         "hooks": [],
@@ -214,7 +213,8 @@ def test_a_broken_link_ends_the_build(tmp_path, link):
     (tmp_path / "mkdocs.yml").write_text(yaml.dump({"INHERIT": str(ROOT / "mkdocs.yml"), **settings}))
     done = build(tmp_path / "site", "--config-file", tmp_path / "mkdocs.yml")
     assert done.returncode != 0
-    assert link.partition("#")[2] in done.stderr
+    assert "missing.md" in done.stderr
+    assert "#nothing" in done.stderr
     (tmp_path / "docs" / "index.md").write_text("# Page\n\n[link](#page)\n")
     assert build(tmp_path / "site", "--config-file", tmp_path / "mkdocs.yml").returncode == 0
 

@@ -38,11 +38,13 @@ def test_models_swap_and_operators_run():
 
 @pytest.fixture
 def short_trainings(monkeypatch):
-    """Trainings of two batches."""
+    """Trainings and validations of two batches."""
     whole = runs.train
 
     def short(recipe, overrides=None, **options):
-        return whole(recipe, {**(overrides or {}), "trainer.limit_train_batches": 2}, **options)
+        return whole(
+            recipe, {**(overrides or {}), "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 2}, **options
+        )
 
     monkeypatch.setattr(runs, "train", short)
 

@@ -147,8 +147,8 @@ def test_a_file_that_cannot_be_timed_is_refused(tmp_path):
         check_options(NetworkOptions(variants=("plain", "gone.onnx")))
     with pytest.raises(ValueError, match=r"'some.onnx', expected one of"):
         check_options(NetworkOptions(peer_variants=("some.onnx",)))
-    fixed = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "fixed.onnx", size=32, dynamic=False).path
-    with pytest.raises(ValueError, match=r"32×48 px, but .*fixed.onnx reads 3 and 32×32 px"):
+    fixed = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "fixed.pt2", size=32, dynamic=False).path
+    with pytest.raises(ValueError, match=r"32×48 px, but .*fixed.pt2 reads 3 and 32×32 px"):
         measured(names=(), variants=(str(fixed),), peers=())
     with pytest.raises(ValueError, match=r"reads one image, but the batch has 2"):
         measured(names=(), variants=(str(fixed),), peers=(), sizes=((32, 32),), batches=(2,))

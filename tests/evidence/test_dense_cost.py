@@ -36,11 +36,11 @@ COUNTED = {
         "upernet": (125.3, 1180.5),
     },
 }
-SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in ("base", "large")]
+SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in ("small", "base", "large")]
 
 
 @pytest.mark.parametrize("framework", TABLES)
-@pytest.mark.parametrize("size", ["tiny", "small", *SLOW])
+@pytest.mark.parametrize("size", ["tiny", *SLOW])
 def test_sizes_are_the_papers(size, framework):
     cost = count_dense_cost(framework, f"ravlt_{size}")
     parameters, macs = COUNTED[size][framework]

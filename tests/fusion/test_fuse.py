@@ -21,7 +21,7 @@ from linvit.ops import Rotary
 
 NAMES = timm.list_models(["ravlt_*", "mavit_*", "care_*"])
 NANOS = ["ravlt_nano", "mavit_nano", "care_nano"]
-SOME = ("ravlt_tiny", "mavit_base_linear", "care_s2")
+SOME = ("ravlt_tiny", "care_s0")
 FLOAT32, FLOAT64 = 1e-5, 1e-10  # the issue's, relative to the largest value
 ATTENTIONS = [
     *({"modulation": name} for name in ("linear", "tanh", "identity", "none")),
@@ -47,20 +47,21 @@ def create(name, **kwargs):
     return randomised(timm.create_model(name, **kwargs))
 
 
-def compare(model, x):
-    """The outputs of the model fused in both forms, in float32 and float64."""
+def compare(model, x, bound=FLOAT64):
+    """The outputs of the model fused in both forms."""
+    dtype = torch.float32 if bound == FLOAT32 else torch.float64
     with torch.inference_mode():
+        model, x = copy.deepcopy(model).to(dtype), x.to(dtype)
+        expected = model(x)
         for form in FORMS:
-            assert error(linvit.fuse(model, form)(x), model(x)) < FLOAT32
-        model = copy.deepcopy(model).double()
-        for form in FORMS:
-            assert error(linvit.fuse(model, form)(x.double()), model(x.double())) < FLOAT64
+            assert error(linvit.fuse(model, form)(x), expected) < bound
 
 
 @pytest.mark.parametrize("size", [(45, 70), *slow((32, 32), (96, 64))])
 @pytest.mark.parametrize("name", NANOS)
 def test_any_image_size(name, size):
-    compare(create(name), images(*size))
+    for bound in (FLOAT32, FLOAT64):
+        compare(create(name), images(*size), bound)
 
 
 @pytest.mark.parametrize("name", quick(NAMES, SOME))
@@ -72,7 +73,8 @@ def test_every_size_with_one_block_a_stage(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_registered_network(name):
-    compare(create(name), images(96, 128, batch=1))
+    for bound in (FLOAT32, FLOAT64):
+        compare(create(name), images(96, 128, batch=1), bound)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
@@ -94,11 +96,7 @@ def test_ravlt_without_cpe_whatever_the_layout_of_its_input():
 
 @pytest.mark.parametrize("mixing", MIXINGS, ids=str)
 def test_every_mixer_of_care(mixing):
-    # In float64 alone: with weights drawn at random some of these networks magnify float32's rounding beyond 1e-5.
-    model, x = create("care_nano", head_widths=(4, 4, 4, 4), **mixing).double(), images(45, 70).double()
-    with torch.inference_mode():
-        for form in FORMS:
-            assert error(linvit.fuse(model, form)(x), model(x)) < FLOAT64
+    compare(create("care_nano", head_widths=(4, 4, 4, 4), **mixing), images(45, 70))
 
 
 @pytest.mark.parametrize("name", NANOS)
@@ -115,8 +113,7 @@ def test_features_and_logits_before_the_classifier(name):
         assert error(fused.forward_head(features, pre_logits=True), expected) < FLOAT64
 
 
-@pytest.mark.parametrize("name", NANOS)
-@pytest.mark.parametrize("pooling", ["avg", ""])
+@pytest.mark.parametrize(("name", "pooling"), [*((name, "") for name in NANOS), ("ravlt_nano", "avg")])
 def test_without_classes(name, pooling):
     compare(create(name, num_classes=0, global_pool=pooling), images(45, 70))
 
@@ -246,7 +243,7 @@ def test_export_with_dynamic_sides(name):
 @pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
 @pytest.mark.parametrize("backend", ["eager", *slow("inductor")])
 def test_compile_as_one_graph(name, backend):
-    fused, x = linvit.fuse(create(name)), images(64, 64)
+    fused, x = linvit.fuse(create(name, depths=(1, 1, 1, 1))), images(32, 32)
     with torch.inference_mode():
         assert error(torch.compile(fused, fullgraph=True, backend=backend)(x), fused(x)) < FLOAT32
 

@@ -4,11 +4,14 @@ import pytest
 import timm
 import torch
 from fused_networks import error, images, randomised
+from tiers import quick
 from timm.layers import ConvNormAct, LayerScale
 from torch import nn
 
 import linvit
 from linvit.layers.mechanisms import MECHANISMS
+
+IN_SWIN = [name for name, entry in MECHANISMS.items() if "swin_tiny" in entry.networks]
 
 
 def compare(model, x):
@@ -36,7 +39,7 @@ def test_deit_with_every_mechanism(mechanism):
     assert not any(isinstance(module, LayerScale) for module in fused.modules())
 
 
-@pytest.mark.parametrize("mechanism", [name for name, entry in MECHANISMS.items() if "swin_tiny" in entry.networks])
+@pytest.mark.parametrize("mechanism", quick(IN_SWIN, ["softmax", "rala", "mala", "focused", "agent", "enhanced"]))
 def test_swin_with_every_mechanism_and_padded_windows(mechanism):
     model = timm.create_model(f"swin_tiny_{mechanism}", depths=(1, 1, 1, 1), num_classes=3, img_size=64, embed_dim=48)
     fused = compare(randomised(model), images(64, 64, batch=1))

@@ -13,7 +13,6 @@ from linvit.ops import rotary_1d
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
 RALA = {"weighting": "query_mean"}
 MALA = {"normalizer": "magnitude"}
-PRESETS = pytest.mark.parametrize("preset", [RALA, MALA], ids=["rala", "mala"])
 ONE_PRESET = pytest.mark.parametrize("preset", [RALA, *slow(MALA)], ids=["rala", "mala"])
 
 
@@ -41,7 +40,7 @@ def test_feature_maps(device, maps):
     judge(draw(device, tokens=49, heads=1), feature_map=maps, normalizer="subtract")
 
 
-@PRESETS
+@ONE_PRESET
 @pytest.mark.parametrize("processors", [*slow(1, 2), 100])
 def test_splits_of_the_tokens(device, tiled, preset, processors):
     tiled(rows=16, processors=processors)
@@ -67,27 +66,27 @@ def test_head_widths(device, preset, width, value_width):
 
 @ONE_PRESET
 def test_one_token(device, preset):
-    judge(draw(device, tokens=1, batch=2), **preset)
+    judge(draw(device, tokens=1, batch=2, heads=1), **preset)
 
 
 @ONE_PRESET
 def test_other_number_of_queries(device, tiled, preset):
     tiled(rows=16, processors=4)
-    judge(draw(device, tokens=40, queries=21), **preset)
+    judge(draw(device, tokens=40, heads=1, queries=21), **preset)
 
 
 @ONE_PRESET
 @pytest.mark.parametrize("by_head", [*slow(False), True])
 def test_key_mask_hides_even_what_is_not_a_number(device, tiled, preset, by_head):
-    tiled(rows=32, processors=4)
-    mask = torch.rand(2, 2, 40, device=device) > 0.4 if by_head else torch.rand(2, 40, device=device) > 0.4
+    tiled(rows=16, processors=4)
+    mask = torch.rand(2, 2, 20, device=device) > 0.4 if by_head else torch.rand(2, 20, device=device) > 0.4
     mask[0] = False  # one entry sees nothing
-    query, key, value = draw(device, tokens=40, batch=2)
-    hidden = ~(mask if by_head else mask[:, None].expand(2, 2, 40))
+    query, key, value = draw(device, tokens=20, batch=2)
+    hidden = ~(mask if by_head else mask[:, None].expand(2, 2, 20))
     key[hidden], value[hidden] = float("nan"), float("inf")
     if preset == RALA:
         query[hidden] = float("nan")
-    judge((query, key, value), key_mask=mask, rotary=rotary_1d(40, 24, device=device), **preset)
+    judge((query, key, value), key_mask=mask, rotary=rotary_1d(20, 24, device=device), **preset)
 
 
 @ONE_PRESET
@@ -107,7 +106,7 @@ def test_values_far_from_zero(device, tiled, preset):
 
 @pytest.mark.parametrize("layout", ["channels_last", *slow("channels_first", "every_other")])
 def test_any_strides(device, layout):
-    batch, heads, tokens, width = 2, 2, 21, 16
+    batch, heads, tokens, width = 2, 2, 5, 16
     if layout == "channels_last":
         parts = torch.randn(batch, tokens, 3 * heads * width, device=device).chunk(3, dim=-1)
         tensors = [x.unflatten(-1, (heads, width)).transpose(1, 2) for x in parts]
@@ -132,19 +131,19 @@ def test_any_strides(device, layout):
 @ONE_PRESET
 def test_the_same_bits_every_time(device, tiled, preset):
     tiled(rows=16, processors=2)
-    tensors, grad = draw(device, tokens=40, heads=1), torch.randn(1, 1, 40, 24, device=device)
+    tensors, grad = draw(device, tokens=20, heads=1), torch.randn(1, 1, 20, 24, device=device)
     kernel = partial(dispatched, backend="triton")
     first, second = (output_and_gradients(kernel, tensors, grad, grad.dtype, **preset) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@PRESETS
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), torch.bfloat16])
+@ONE_PRESET
 def test_half_precision_is_rounded_once(device, dtype, preset):
     if not launch.interpreted() and dtype == torch.bfloat16:
         pytest.skip("on a GPU bfloat16 is multiplied as it is: see the gpu tests")
-    judge(draw(device, tokens=49), dtype, rotary=rotary_1d(49, 24, device=device), **preset)
+    judge(draw(device, tokens=49, heads=1), dtype, rotary=rotary_1d(49, 24, device=device), **preset)
 
 
 def test_gradient_of_some_inputs_alone(device):
@@ -156,7 +155,7 @@ def test_gradient_of_some_inputs_alone(device):
 
 
 def test_opaque_to_the_compiler(device):
-    tensors = [x.requires_grad_() for x in draw(device, tokens=20, heads=1)]
+    tensors = [x.requires_grad_() for x in draw(device, tokens=5, heads=1)]
     attend = torch.compile(lambda *x: dispatched(*x, backend="triton", **RALA) + 1, backend="aot_eager", fullgraph=True)
     plain = torch.autograd.grad(dispatched(*tensors, backend="triton", **RALA).square().sum(), tensors)
     compiled = torch.autograd.grad((attend(*tensors) - 1).square().sum(), tensors)

@@ -91,14 +91,10 @@ def test_published_sizes(name, millions):
         assert parameters == 675_129_632  # as the released network counts, its fixed positions included
 
 
-@pytest.mark.parametrize("mechanism", list(at("images")))
-def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
+def test_every_mechanism_has_the_same_number_of_parameters():
     with torch.device("meta"):
-        count = {
-            kind: sum(parameter.numel() for parameter in create("dit_small_patch2", 1000, mechanism=kind).parameters())
-            for kind in ("softmax", mechanism)
-        }
-    assert count[mechanism] == count["softmax"]
+        networks = [create("dit_small_patch2", 1000, mechanism=mechanism) for mechanism in at("images")]
+    assert len({sum(parameter.numel() for parameter in network.parameters()) for network in networks}) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,10 +105,6 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
         ({"width": 66, "heads": 3}, "need a multiple of 4"),
         ({"heads": 5}, "`width` is 64 and `heads` 5"),
         ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
-        ({"patch_size": 0}, "`patch_size` is 0, expected a whole number of 1 or more"),
-        ({"width": "wide"}, "`width` is 'wide', expected a whole number of 1 or more"),
-        ({"label_std": -1.0}, "`label_std` is -1.0, expected a number of 0 or more"),
-        ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, expected a number above 0"),
         ({"num_classes": 5}, "no argument 'num_classes'"),
         ({"depht": 5}, r"did you mean `depth`"),
     ],

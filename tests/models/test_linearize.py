@@ -171,8 +171,6 @@ def test_the_mode_is_the_models():
         ("ViT", ("male",), "Did you mean 'mala'"),
         ("ViT", ("mala", "LLL"), "`pattern` is 'LLL', expected 2 letters"),
         ("ViT", ("mala", None, {"modulation": "tanh"}), "the gate cannot start as 1 with this `modulation`"),
-        ("ViT", ("mala", None, {"rop": True}), "`attention` has the key 'rop'"),
-        ("RAVLT", ("mala", "LL"), "`pattern` is 'LL', expected 4 letters"),
         ("RAVLT", ("mala", None, {"lepe": True}), "`attention` has the key 'lepe', expected some of feature_map"),
         ("RAVLT", ("agent",), "`mechanism` is 'agent', expected one of"),
     ],

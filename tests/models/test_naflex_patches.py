@@ -17,6 +17,7 @@ NETWORKS = {
     "no positions": ("naflexvit_base_patch16_gap", {"pos_embed": "none", "reg_tokens": 2}),
     "attention pool": ("naflexvit_base_patch16_siglip", {}),
 }
+MECHANISMS = ["rala", "mala", "linear", "hydra", "mlla", "polaformer"]
 SIZES = ((56, 40), (8, 72), (24, 24), (8, 8))
 
 
@@ -53,11 +54,19 @@ def patches(images, side=8):
     return {"patches": rows, "patch_coord": coord, "patch_valid": valid}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("mechanism", ["rala", "mala", "linear", "hydra", "mlla", "polaformer"])
+EVERY = [
+    (name, mechanism)
+    for name in NETWORKS
+    for mechanism in MECHANISMS
+    if "rotation" not in name or mechanism not in ("hydra", "polaformer")  # which keep no rotation
+]
+SLOW = [(name, mechanism) for name, mechanism in EVERY if name != "registers" and mechanism != "rala"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism"), [pytest.param(*case, marks=pytest.mark.slow if case in SLOW else ()) for case in EVERY]
+)
 def test_a_batch_is_each_image_alone(name, mechanism):
-    if "rotation" in name and mechanism in ("hydra", "polaformer"):
-        pytest.skip("keeps no rotation")
     model = network(name, mechanism)
     given = images()
     with torch.no_grad():

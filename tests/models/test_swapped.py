@@ -15,6 +15,8 @@ SMALL = {
     "swin_tiny": {"img_size": 64, "embed_dim": 24, "depths": (1, 1, 2, 1), "window_size": 2},
 }
 SMALL_NAMES = [name for name in NAMES if not name.startswith("swin_small")]
+# every mechanism once, and one of each class in windows
+SOME = [name for name in SMALL_NAMES if name.startswith("deit") or name.endswith(("_rala", "_agent", "_focused"))]
 # Parameters in millions and G of MACs in all, measured on the authors' own networks at 224 px, timm's for softmax.
 REFERENCES = {
     "deit_tiny_softmax": (5.717, 1.254),
@@ -50,9 +52,7 @@ def test_names():
     assert set(NAMES) <= set(timm.list_models())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "swin_small" in name else ()) for name in REFERENCES]
-)
+@pytest.mark.parametrize("name", quick(REFERENCES, ["deit_tiny_softmax", "deit_tiny_inline", "swin_tiny_agent"]))
 def test_sizes_are_those_measured_on_the_authors_networks(name):
     cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
     parameters, macs = REFERENCES[name]
@@ -60,7 +60,9 @@ def test_sizes_are_those_measured_on_the_authors_networks(name):
     assert round((cost.macs + cost.macs_attention) / 1e9 - MASS.get(name, 0), 3) == macs
 
 
-@pytest.mark.parametrize("name", quick(NAMES, [n for n in NAMES if n.endswith(("_mala", "_inline", "_softmax"))]))
+@pytest.mark.parametrize(
+    "name", quick(NAMES, [n for n in NAMES if "tiny" in n and n.endswith(("_mala", "_inline", "_softmax"))])
+)
 def test_pattern_and_mechanism(name):
     model = timm.create_model(name, device="meta")
     base = next(base for base in BASES if name.startswith(f"{base}_"))
@@ -80,7 +82,7 @@ def test_a_network_for_large_images():
     assert model.pos_embed.shape == (1, 128 * 256 + 1, 192)
 
 
-@pytest.mark.parametrize("name", SMALL_NAMES)
+@pytest.mark.parametrize("name", quick(SMALL_NAMES, SOME))
 def test_other_resolutions(name):
     model = small(name, dynamic_img_size=True)
     for size in ((64, 64), (96, 48), (64, 64)):
@@ -89,7 +91,7 @@ def test_other_resolutions(name):
         assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", SMALL_NAMES)
+@pytest.mark.parametrize("name", quick(SMALL_NAMES, SOME))
 def test_weights_may_be_drawn_after_to_empty(name):
     model = small(name, device="meta").to_empty(device="cpu")
     with torch.no_grad():

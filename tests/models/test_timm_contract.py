@@ -41,7 +41,7 @@ def test_gradient_checkpointing_changes_nothing(name):
     for checkpointing in (False, True):
         model = visible(create(name)).double().train()
         model.set_grad_checkpointing(checkpointing)
-        model(image(64, 64).double()).square().sum().backward()
+        model(image(32, 64).double()).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         assert_close(one, other)
@@ -107,15 +107,15 @@ def test_reset_classifier_thaws_nothing(name):
 
 
 def test_channels_classes_and_pooling(name):
-    x = torch.randn(2, 5, 64, 96)
-    for pool in ("avg",) if name.startswith("care") else ("avg", "max", "avgmax", "catavgmax"):
+    x = torch.randn(2, 5, 32, 64)
+    for pool in ("avg",) if name.startswith("care") else ("avg", "catavgmax"):
         model = create(name, in_chans=5, num_classes=7, global_pool=pool)
         assert (model.in_chans, model.num_classes) == (5, 7)
         assert model(x).shape == (2, 7)
         assert create(name, in_chans=5, num_classes=0, global_pool=pool)(x).shape == (2, model.head_hidden_size)
     unpooled = create(name, in_chans=5, num_classes=0, global_pool="")
-    assert unpooled(x).shape == (2, unpooled.head_hidden_size, 2, 3)
-    assert create(name, in_chans=5, num_classes=7, global_pool="")(x).shape == (2, 7, 2, 3)
+    assert unpooled(x).shape == (2, unpooled.head_hidden_size, 1, 2)
+    assert create(name, in_chans=5, num_classes=7, global_pool="")(x).shape == (2, 7, 1, 2)
 
 
 def test_everything_is_made_on_the_device_asked_for(name):

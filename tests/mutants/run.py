@@ -35,6 +35,8 @@ LIMIT = 600  # seconds for the tests of one mutant
 
 def changed(source: str, mutant: dict[str, str]) -> str | None:
     """The source of a file with the mistake; None unless it has the text exactly once (in the function `in`)."""
+    if mutant["find"] not in source:
+        return None
     start, end = 0, len(source)
     if "in" in mutant:
         functions = [

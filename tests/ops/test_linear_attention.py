@@ -1,16 +1,13 @@
 import itertools
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
+from operator_axes import NORMALIZERS, axes, by_matrix, distance, of_some_tokens
 from tiers import quick, slow
 from torch.export import Dim, export
 
 from linvit.ops import (
     State,
-    attention_scores,
     linear_attention,
     linear_attention_step,
     mala,
@@ -22,7 +19,6 @@ from linvit.ops import (
 float64 = torch.float64
 FEATURE_MAPS = [pytest.param(name, id=name) for name in ("elu1", "relu", "exp", "identity")]
 FEATURE_MAPS.append(pytest.param(torch.sigmoid, id="sigmoid"))
-NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
 
 
 def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
@@ -30,60 +26,23 @@ def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
     return query, key, torch.randn(batch, heads, tokens, value_width, dtype=dtype)
 
 
-def axes(tokens, width, batch=2, heads=3, causal=False):
-    """Every combination of weighting, normalizer, rotation and mask."""
-    means = "prefix_query_mean" if causal else "query_mean"
-    weightings = ["uniform", means, torch.rand(batch, heads, tokens, dtype=float64)]
-    rotaries = [None, rotary_1d(tokens, width, dtype=float64)]
-    masks = [None, torch.rand(batch, tokens) > 0.3]
-    for weighting, normalizer, rotary, mask in itertools.product(weightings, NORMALIZERS, rotaries, masks):
-        yield {
-            "weighting": weighting,
-            "normalizer": normalizer,
-            "rotary": rotary,
-            "key_mask": mask,
-            "causal": causal,
-        }
-
-
-def by_matrix(query, key, value, **options):
-    mask = options.get("key_mask")
-    if mask is not None:
-        value = value.masked_fill(~mask[:, None, :, None], 0)
-    return attention_scores(query, key, **options) @ value
-
-
 def assert_close(actual, expected, tolerance=1e-10):
-    assert actual.shape == expected.shape
-    scale = expected.abs().max().clamp_min(1e-3)
-    assert (actual - expected).abs().max() <= tolerance * scale
-
-
-def slice_options(options, now):
-    """The same options for one slice of the tokens."""
-    options = dict(options)
-    if options["rotary"] is not None:
-        options["rotary"] = type(options["rotary"])(*(table[now] for table in options["rotary"]))
-    if options["key_mask"] is not None:
-        options["key_mask"] = options["key_mask"][:, now]
-    if isinstance(options["weighting"], torch.Tensor):
-        options["weighting"] = options["weighting"][..., now]
-    return options
+    assert distance(actual, expected) <= tolerance
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("tokens", [1, 49, 126])
 def test_equals_the_matrix(feature_map, tokens):
     query, key, value = draw(tokens)
-    for options in axes(tokens, 8):
+    for options in axes(tokens, batch=2, heads=3, sampled=None if feature_map == "elu1" else 30):
         # With signed features the row sum comes near zero; the comparison stays, relative to the largest entry.
         expected = by_matrix(query, key, value, feature_map=feature_map, **options)
         assert_close(linear_attention(query, key, value, feature_map=feature_map, **options), expected)
 
 
-def check_causal_forms(feature_map, tokens):
+def check_causal_forms(feature_map, tokens, sampled=None):
     query, key, value = draw(tokens, batch=1, heads=2)
-    for options in axes(tokens, 8, batch=1, heads=2, causal=True):
+    for options in axes(tokens, causal=True, sampled=sampled):
         options["feature_map"] = feature_map
         parallel = by_matrix(query, key, value, **options)
         assert_close(linear_attention(query, key, value, **options), parallel)
@@ -91,7 +50,7 @@ def check_causal_forms(feature_map, tokens):
         state, recurrent = None, []
         for t in range(tokens):
             now = slice(t, t + 1)
-            one = slice_options(options, now)
+            one = of_some_tokens(options, now)
             del one["causal"]
             out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **one)
             recurrent.append(out)
@@ -99,25 +58,31 @@ def check_causal_forms(feature_map, tokens):
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-@pytest.mark.parametrize("tokens", [1, 2, *slow(64, 65, 130)])
+@pytest.mark.parametrize("tokens", slow(1, 2, 64, 65, 130))
 def test_causal_forms_agree(feature_map, tokens):
     check_causal_forms(feature_map, tokens)
 
 
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+def test_causal_forms_agree_for_few_tokens(feature_map):
+    check_causal_forms(feature_map, 1, sampled=8)
+    check_causal_forms(feature_map, 2, sampled=20)
+
+
 def test_causal_forms_agree_beyond_a_chunk():
-    check_causal_forms("elu1", 65)  # chunks have 64 tokens
+    check_causal_forms("elu1", 65, sampled=8)  # chunks have 64 tokens
 
 
 @pytest.mark.parametrize("cuts", quick([(0, 70, 71, 200), (0, 1, 2, 200), (0, 150, 200)], [(0, 70, 71, 200)]))
 def test_prefill_in_pieces_equals_the_whole(cuts):
     query, key, value = draw(200)
-    for options in axes(200, 8, causal=True):
+    for options in axes(200, batch=2, heads=3, causal=True, sampled=30):
         assert options.pop("causal")
         whole, whole_state = linear_attention_step(query, key, value, State.empty(query, value), **options)
         state, pieces = None, []
         for start, stop in itertools.pairwise(cuts):
             now = slice(start, stop)
-            part = slice_options(options, now)
+            part = of_some_tokens(options, now)
             out, state = linear_attention_step(query[:, :, now], key[:, :, now], value[:, :, now], state, **part)
             pieces.append(out)
         assert_close(torch.cat(pieces, dim=2), whole)
@@ -130,7 +95,9 @@ def test_prefill_in_pieces_equals_the_whole(cuts):
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_those_of_the_matrix(causal):
     inputs = [x.requires_grad_() for x in draw(70, batch=1, heads=2)]
-    for options in axes(70, 8, batch=1, heads=2, causal=causal):
+    for options in axes(70, causal=causal, sampled=30):
+        if options["key_mask"] is not None:
+            options["key_mask"][..., 0] = True  # the matrix has no gradient in rows that see nothing
         expected = by_matrix(*inputs, **options)
         direction = torch.randn_like(expected)
         wanted = torch.autograd.grad((expected * direction).sum(), inputs)
@@ -142,10 +109,10 @@ def test_gradients_are_those_of_the_matrix(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("normalizer", quick(NORMALIZERS, ["divide", "magnitude"]))
 def test_gradcheck(causal, normalizer):
-    inputs = [x.requires_grad_() for x in draw(5, width=4, value_width=3, batch=1, heads=1)]
-    weights = torch.rand(1, 1, 5, dtype=float64).requires_grad_()
+    inputs = [x.requires_grad_() for x in draw(3, width=2, value_width=2, batch=1, heads=1)]
+    weights = torch.rand(1, 1, 3, dtype=float64).requires_grad_()
     means = "prefix_query_mean" if causal else "query_mean"
-    rotary = rotary_1d(5, 4, dtype=float64)
+    rotary = rotary_1d(3, 2, dtype=float64)
 
     def by_name(query, key, value):
         return linear_attention(query, key, value, weighting=means, normalizer=normalizer, rotary=rotary, causal=causal)
@@ -158,12 +125,12 @@ def test_gradcheck(causal, normalizer):
 
 
 def test_gradients_flow_through_a_carried_state():
-    inputs = [x.requires_grad_() for x in draw(4, width=4, value_width=3, batch=1, heads=1)]
+    inputs = [x.requires_grad_() for x in draw(3, width=2, value_width=2, batch=1, heads=1)]
 
     def in_two_pieces(query, key, value):
         state = State.empty(query, value)
         pieces = []
-        for now in (slice(0, 1), slice(1, 4)):
+        for now in (slice(0, 1), slice(1, 3)):
             now_read = (query[:, :, now], key[:, :, now], value[:, :, now])
             out, state = linear_attention_step(*now_read, state, weighting="prefix_query_mean")
             pieces.append(out)
@@ -281,7 +248,7 @@ def test_decoding_keeps_the_state_at_one_size():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [*slow(1, 4), 16])
-@pytest.mark.parametrize("tokens", [196, 12544, *slow(50176)])
+@pytest.mark.parametrize("tokens", [196, 3136, *slow(12544, 50176)])
 def test_half_inputs_lose_no_more_than_their_rounding(dtype, scale, tokens):
     query, key, value = (scale * x for x in draw(tokens, width=64, value_width=64, batch=1, heads=2))
     for preset in (rala, mala, linear_attention):
@@ -336,8 +303,8 @@ CALLS = [
 def test_compiles_as_one_graph_for_any_number_of_tokens(options):
     torch._dynamo.reset()
     call = Call(**options)
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens in (130, 5, 777):
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+    for tokens in (130, 5):
         inputs = draw(tokens)
         torch.testing.assert_close(compiled(*inputs), call(*inputs))
 
@@ -355,18 +322,6 @@ def test_exports_for_any_number_of_tokens(options):
     for length in (5, 64, 777):
         inputs = draw(length)
         torch.testing.assert_close(program.module()(*inputs), call(*inputs))
-
-
-def test_ops_need_torch_alone():
-    code = """
-        import sys
-        for name in ("timm", "torchvision", "lightning", "sklearn", "matplotlib", "rich", "safetensors"):
-            sys.modules[name] = None
-        import torch, linvit.ops
-        x = torch.randn(1, 1, 4, 8)
-        assert linvit.ops.rala(x, x, x).shape == x.shape
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 def refused(match, *changes, error=ValueError, tokens=6, **options):

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
+from operator_axes import axes, by_matrix, distance, of_some_tokens
 from tiers import quick, slow
 
 from linvit.ops import attention_scores, linear_attention, linear_attention_step, rotary_1d
 
-NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "subtract", "none", "sum"]
 LENGTHS = (70, 1, 0, 129, 64, 3, 150)
 CHUNKED = {"causal": False, "chunked": True}  # as on a GPU; on a CPU there is a loop over the sequences
 FORMS = [
@@ -35,29 +35,8 @@ def draw(tokens, width=8, value_width=5, batch=1, heads=2, dtype=torch.float64):
     return [torch.randn(batch, heads, tokens, size, generator=generator, dtype=dtype) for size in sizes]
 
 
-def axes(tokens, width=8, batch=1, heads=2, causal=False):
-    weightings = ["uniform", "prefix_query_mean" if causal else "query_mean"]
-    weightings.append(torch.rand(batch, heads, tokens, dtype=torch.float64))
-    rotaries = [None, rotary_1d(tokens, width, dtype=torch.float64)]
-    masks = [None, torch.rand(batch, heads, tokens) > 0.4]
-    for weighting, normalizer, rotary, mask in itertools.product(weightings, NORMALIZERS, rotaries, masks):
-        yield {"weighting": weighting, "normalizer": normalizer, "rotary": rotary, "key_mask": mask, "causal": causal}
-
-
 def bounds(lengths=LENGTHS, dtype=torch.int32):
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
-
-
-def some(options, now):
-    """The options of some of the tokens."""
-    cut = dict(options)
-    if options["rotary"] is not None:
-        cut["rotary"] = type(options["rotary"])(*(table[now] for table in options["rotary"]))
-    if options["key_mask"] is not None:
-        cut["key_mask"] = options["key_mask"][..., now]
-    if isinstance(options["weighting"], torch.Tensor):
-        cut["weighting"] = options["weighting"][..., now]
-    return cut
 
 
 def one_after_another(tensors, cu_seqlens, **options):
@@ -65,24 +44,15 @@ def one_after_another(tensors, cu_seqlens, **options):
     for begin, end in itertools.pairwise(cu_seqlens.tolist()):
         if end > begin:
             now = slice(begin, end)
-            outs.append(linear_attention(*(x[:, :, now] for x in tensors), **some(options, now)))
+            outs.append(linear_attention(*(x[:, :, now] for x in tensors), **of_some_tokens(options, now)))
     return torch.cat(outs, dim=2)
-
-
-def by_matrix(query, key, value, **options):
-    return attention_scores(query, key, **options) @ value
-
-
-def distance(actual, expected):
-    assert actual.shape == expected.shape
-    return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item()
 
 
 @pytest.mark.parametrize("form", quick(FORMS, FORMS[:3]), indirect=True, ids=str)
 def test_packed_sequences_are_each_alone(form):
     cu_seqlens, tokens = bounds(), sum(LENGTHS)
     tensors = draw(tokens)
-    for options in axes(tokens, causal=form["causal"]):
+    for options in axes(tokens, causal=form["causal"], sampled=30):
         out = linear_attention(*tensors, cu_seqlens=cu_seqlens, **{**options, **form})
         assert distance(out, one_after_another(tensors, cu_seqlens, **{**options, **form})) < 1e-12
 
@@ -92,7 +62,7 @@ def test_packed_sequences_are_each_alone(form):
 def test_the_matrix(form, packed):
     tokens = sum(LENGTHS) if packed else 210
     tensors = draw(tokens, batch=1 if packed else 2)
-    for options in axes(tokens, batch=tensors[0].shape[0], causal=form["causal"]):
+    for options in axes(tokens, batch=tensors[0].shape[0], causal=form["causal"], sampled=30):
         options = {**options, **form, "cu_seqlens": bounds(dtype=torch.int64) if packed else None}
         assert distance(linear_attention(*tensors, **options), by_matrix(*tensors, **options)) < 1e-12
 
@@ -107,7 +77,7 @@ def test_no_sequence_sees_another(form):
 
 
 @pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
-@pytest.mark.parametrize("normalizer", ["divide", "magnitude", "subtract"])
+@pytest.mark.parametrize("normalizer", ["magnitude", *slow("divide", "subtract")])
 def test_gradients_are_those_of_the_matrix(form, normalizer):
     tokens = sum(LENGTHS)
     tensors = [x.requires_grad_() for x in draw(tokens)]
@@ -148,7 +118,7 @@ def test_blocks_of_one_token_are_causal_and_one_block_is_bidirectional(weighting
 @pytest.mark.parametrize("size", [*slow(1, 5), 64, 90])
 def test_a_block_at_a_time_equals_all_at_once(size):
     tensors = draw(200, batch=2)
-    for options in axes(200, batch=2, causal="block"):
+    for options in axes(200, batch=2, causal="block", sampled=30):
         options["block_size"] = size
         by_block = linear_attention(*tensors, **options)
         assert options.pop("causal") == "block"
@@ -157,7 +127,7 @@ def test_a_block_at_a_time_equals_all_at_once(size):
         state, outs = None, []
         for start in range(0, 200, size):
             now = slice(start, start + size)
-            out, state = linear_attention_step(*(x[:, :, now] for x in tensors), state, **some(options, now))
+            out, state = linear_attention_step(*(x[:, :, now] for x in tensors), state, **of_some_tokens(options, now))
             outs.append(out)
         assert distance(torch.cat(outs, dim=2), whole) < 1e-12
         for name in ("S", "z", "u", "r", "query", "num_queries"):
@@ -169,7 +139,7 @@ def test_a_block_at_a_time_equals_all_at_once(size):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 def test_lower_precision_loses_no_more_than_each_sequence_alone(dtype, form):
-    lengths = (1500, 40, 3000, 700)
+    lengths = (500, 40, 900, 200)
     tensors = [x.to(dtype) for x in draw(sum(lengths), width=32, value_width=32)]
     means = "prefix_query_mean" if form["causal"] else "query_mean"
     for options in ({"weighting": means}, {"normalizer": "magnitude", "weighting": "uniform"}):

@@ -128,9 +128,7 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipes": []}, r"`recipes` is \[\], expected a list of .*, at least one"),
         ({"seeds": 0}, "`seeds` is 0, expected a whole number of 1 or more"),
-        ({"first_seed": -1}, "`first_seed` is -1, expected a whole number from 0 to"),
         ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
         ({"over": "data.pairs=4,,8"}, "with different values"),
         ({"over": "data.pairs=4,8,4"}, "with different values"),

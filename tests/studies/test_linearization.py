@@ -22,8 +22,13 @@ DEEP = {"base": {**BASE, "depth": 3}}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return train(write_student_recipe(tmp_path_factory.mktemp("aligned"), model={**STUDENT, **DEEP}))
+def recipe(tmp_path_factory):
+    return write_student_recipe(tmp_path_factory.mktemp("aligned"), model={**STUDENT, **DEEP})
+
+
+@pytest.fixture(scope="module")
+def run(recipe):
+    return train(recipe)
 
 
 @pytest.fixture
@@ -127,8 +132,8 @@ def test_what_a_plan_cannot_be(run, long_softmax, tmp_path, monkeypatch):
         plan_linearization(other)
 
 
-def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
-    recipe = write_student_recipe(tmp_path, model={**STUDENT, **DEEP})
+@pytest.mark.usefixtures("long_softmax", "run")
+def test_the_command_plans_for_what_is_trained(recipe, tmp_path, capsys):
     folder, written = tmp_path / "vit", tmp_path / "page.md"
     written.write_text("\n".join(["before", *marks("vit"), "after"]))
     arguments = ["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]
