@@ -71,8 +71,10 @@ def attention_scores(
     rows = log_mass.unsqueeze(-2).expand(*log_mass.shape[:2], q.shape[-2], -1)
     if sees is not None:
         rows = rows.masked_fill(~sees, -torch.inf)
-    alpha = rows.softmax(-1).nan_to_num(0)
-    mass = rows.logsumexp(-1, keepdim=True).exp()
+    blind = rows.isneginf().all(-1, keepdim=True)  # a row that sees no token has a softmax without a gradient
+    rows = rows.masked_fill(blind, 0)
+    alpha = rows.softmax(-1).masked_fill(blind, 0)
+    mass = rows.logsumexp(-1, keepdim=True).exp().masked_fill(blind, 0)
 
     product = rq @ rk.mT
     num = (alpha * product).sum(-1, keepdim=True)
