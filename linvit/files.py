@@ -196,8 +196,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def _check_regular(path: Path) -> None:
     """Raises ValueError if the path exists and is not a regular file, which must not be replaced."""
     if path.exists() and not path.is_file():
-        found = "a folder" if path.is_dir() else "a device, pipe or socket"
-        raise ValueError(f"{path} is {found}, not a file: name a file.")
+        present = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"{path} is {present}, not a file: name a file.")
 
 
 def _shortened(name: str) -> str:

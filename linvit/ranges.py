@@ -267,7 +267,7 @@ def allows(annotation: Any, value: Any) -> bool:
     if origin is Literal:
         return value in inner
     if origin in (Union, UnionType):
-        return any(allows(part, value) for part in inner)
+        return any(allows(alternative, value) for alternative in inner)
     if origin is tuple and inner[-1] is not Ellipsis:
         return _is_list(value) and len(value) == len(inner) and all(map(allows, inner, value))
     if origin in (tuple, list, Sequence):

@@ -69,14 +69,14 @@ def run_of_checkpoint(path: Path) -> Run:
         ValueError: if it was not written by `linvit train`, or an entry is missing or has a wrong value.
     """
     if path.is_dir():
-        found = [path / "checkpoints" / name for name in (BEST, LAST) if (path / "checkpoints" / name).is_file()]
-        if not found:
+        checkpoints = [path / "checkpoints" / name for name in (BEST, LAST) if (path / "checkpoints" / name).is_file()]
+        if not checkpoints:
             hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
             raise ValueError(
                 f"The folder {path} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one"
                 f" with {HUB_CONFIG} and {HUB_WEIGHTS}."
             )
-        path = found[0]
+        path = checkpoints[0]
     run_class, about, preprocessing, weights = _checked(path, read_checkpoint(path))
     recipe, count = about["recipe"], about["num_classes"]
     model = {key: value for key, value in recipe["model"].items() if key != "checkpoint_path"}  # where training started

@@ -249,7 +249,7 @@ def _component(key: str, named: str | dict[str, Any], kinds: tuple[type, ...], t
 
 
 def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
-    expected = " or ".join(found.__name__ for found in kinds)
+    expected = " or ".join(base.__name__ for base in kinds)
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", path):
         raise ValueError(f"{key} names the class {quoted(path)}, expected the path of a {expected}: correct it.")
     module, _, name = path.rpartition(".")
@@ -262,12 +262,12 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
     if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
         raise SettingError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
     try:
-        found = getattr(importlib.import_module(module), name)
-        if not (isinstance(found, type) and issubclass(found, kinds)) or inspect.isabstract(found) or found in EVERY:
+        named = getattr(importlib.import_module(module), name)
+        if not (isinstance(named, type) and issubclass(named, kinds)) or inspect.isabstract(named) or named in EVERY:
             raise TypeError(f"it is not a {expected} that can be created")
     except Exception as error:  # importing a module runs it
         raise ValueError(f"{key} names {path}, which cannot be used ({reason_of(error)}): correct it.") from error
-    return found
+    return named
 
 
 def _check_inside(key: str, value: Any) -> None:
