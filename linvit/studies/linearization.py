@@ -357,6 +357,8 @@ def _new_pair(origin: Origin, images: Tensor) -> Hybrid:
             teacher = origin.teacher()
         teacher.eval()
         student = origin.student(teacher)
+        embedding = getattr(teacher, "patch_embed", None)
+        check({"grid": tuple[Count, Count]}, {"grid": getattr(embedding, "grid_size", None) or (1, 1)})
     except (AssertionError, ValueError) as error:
         raise SettingError(f"`size` is {height}×{width}, but {origin.base['name']} cannot take it: {error}.") from error
     for network in (teacher, student):

@@ -15,7 +15,7 @@ from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
 
 logger = logging.getLogger(__name__)
-
+BlockIndex = Annotated[int, Range(-1_000, 999)]
 
 ERRORS: Mapping[str, Measure] = {
     "error": Measure("relative error", "number", lower_is_better=True, panel="relative error"),
@@ -135,7 +135,7 @@ class Transfer(StudentTask):
         network: nn.Module,
         original: nn.Module,
         teacher: str | None = None,
-        features: Annotated[Sequence[int], Some()] | None = None,
+        features: Annotated[Sequence[BlockIndex], Some()] | None = None,
         **kwargs: Any,
     ) -> None:
         self.features = None if features is None else list(features)
