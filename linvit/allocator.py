@@ -21,6 +21,8 @@ def keep_memory(limit: int = 1 << 30) -> bool:
 
     Returns:
         Whether the C library accepted the setting; False without glibc.
+
+    Raises ValueError unless limit is a whole number from 1 to 2³¹ - 1, the C library's maximum.
     """
     check({"limit": Annotated[int, Range(1, (1 << 31) - 1)]}, {"limit": limit})
     if platform.libc_ver()[0] != "glibc":

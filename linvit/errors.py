@@ -22,12 +22,8 @@ class SettingError(ValueError):
 
     @classmethod
     def of(cls, argument: str, value: Any, expected: str, remedy: str = "change it") -> "SettingError":
-        """One setting with a wrong value: "`size` is 16, expected a whole number of 32 or more: change it.".
-
-        An argument with a dot is a key of a recipe already: data.size is 16.
-        """
-        word = argument if "." in argument else f"`{argument}`"
-        error = cls(f"{word} is {quoted(value)}, expected {expected}: {remedy}.")
+        """One setting with a wrong value: "`size` is 16, expected a whole number of 32 or more: change it."."""
+        error = cls(f"{marked(argument)} is {quoted(value)}, expected {expected}: {remedy}.")
         error.argument, error.value, error.expected, error.remedy = argument, value, expected, remedy
         return error
 
@@ -77,6 +73,11 @@ def keys_of(group: str, names: Container[str] | None = None, /, **elsewhere: str
     except SettingError as error:
         error.args = (spelled(str(error), key),)
         raise
+
+
+def marked(argument: str) -> str:
+    """An argument in backticks, so that `spelled` finds it; a name with a dot is a key of a recipe already."""
+    return argument if "." in argument else f"`{argument}`"
 
 
 def quoted(value: Any) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
-from linvit.errors import SettingError, quoted
+from linvit.errors import SettingError, marked, quoted
 
 Entry = TypeVar("Entry")
 Options = ParamSpec("Options")
@@ -221,15 +221,15 @@ def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None
 def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     """The entry of that name; SettingError, with all names and the nearest, if there is none."""
     if not isinstance(name, str) or name not in table:
-        word = argument if "." in argument else f"`{argument}`"
-        raise SettingError(f"{word} is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
+        names = ", ".join(table)
+        raise SettingError(f"{marked(argument)} is {quoted(name)}, expected one of {names}.{nearest(name, table)}")
     return table[name]
 
 
 def check(declaring: type | Mapping[str, Any], values: Mapping[str, Any], group: str = "") -> None:
     """Raises SettingError for the first value that its annotation does not allow; names without one are not checked.
 
-    kind: a class, or annotations by name. group: of a recipe, to which the names belong.
+    declaring: a class, or annotations by name. group: of a recipe, to which the names belong.
     """
     annotations = declaring if isinstance(declaring, Mapping) else declared(declaring)
     for name, value in values.items():

@@ -108,7 +108,7 @@ def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_weights(weights: Mapping[str, Tensor], target: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes weights to a .safetensors file, completely or not at all; about: further entries of its header."""
+    """Writes weights to a .safetensors file, completely or not at all; metadata: further entries of its header."""
     with replacing(target) as temporary:
         content = {key: value.cpu().contiguous() for key, value in weights.items()}
         save_file(content, temporary, metadata={"format": "pt", **(metadata or {})})

@@ -52,6 +52,8 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(refuse
         ("optimiser.lr=1e-3", "Did you mean 'optimizer'?"),
         ("lr=1e-3", "Did you mean 'optimizer.lr'?"),
         ("data.name=digit", "Did you mean 'digits'?"),
+        ("task.name=clasification", "Did you mean 'classification'?"),
+        ("data.channels=4", "data.channels is 4"),
         ("optimizer.lr=fast", "optimizer.lr"),
         ("data.size=[1", "data.size"),
         ("optimizer=3", "optimizer"),

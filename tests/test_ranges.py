@@ -201,6 +201,7 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
             "distillation.checkpoint is none.pth, but there is no distillation.teacher",
         ),
         ("trainer.max_epochs=true", "trainer.max_epochs is True, expected a whole number of 1 or more, or null"),
+        ("data.size=null", "data.size is null, expected a whole number from 32 to 16,384, because networks halve"),
         ("seed=-1", "`seed` is -1, expected a whole number from 0 to 4,294,967,295"),
         ("init=''", "`init` is '', expected text that is not empty, or null"),
     ],

@@ -166,6 +166,9 @@ def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: 
 
     Returns:
         All cases; the kernels passed if none has a failure.
+
+    Raises:
+        ValueError: without a GPU, or if the kernels do not support it; the message says why.
     """
     if not torch.cuda.is_available():
         raise ValueError("torch sees no GPU here: run this on a machine where torch.cuda.is_available() is true.")

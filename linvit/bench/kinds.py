@@ -49,6 +49,8 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
         kind: a name in KINDS.
         progress: its methods are called at each step; None shows nothing.
         options: fields of the kind's options.
+
+    Raises ValueError for options that do not exist, WrongResultError if something computes a wrong result.
     """
     check_names("option", options, [field.name for field in fields(lookup("kind", kind, KINDS).options)])
     chosen = options_of(kind, options)

@@ -33,6 +33,8 @@ def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
         A model of the same class with the same inputs, without gradients for its weights. It can be fused
         again, copied, pickled, exported, compiled and cast. Its state dict has other names and fits other fused
         copies of the same architecture. It stays in eval mode: `.train()` is a ValueError.
+
+    Raises ValueError if the model, or a module in it, is in train mode, and for an unknown form.
     """
     check_network("model", model)
     table = lookup("form", form, FORMS)

@@ -125,6 +125,8 @@ class Backbone(Checked, nn.Module):
             stop_early: skip the stages after the last chosen one.
             output_fmt: "NCHW".
             intermediates_only: return only the list of maps.
+
+        Raises ValueError for another output format.
         """
         if output_fmt != "NCHW":
             raise SettingError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")

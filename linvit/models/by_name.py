@@ -139,6 +139,8 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
         outputs: number of tokens or classes.
         family: a key of FAMILIES, to accept only its names.
         arguments: of the network's class; they override those of the name.
+
+    Raises ValueError for an unknown name or argument; the message offers the nearest.
     """
     check({"name": str}, {"name": name})
     families = FAMILIES.values() if family is None else [lookup("family", family, FAMILIES)]

@@ -101,6 +101,9 @@ class CARE(Backbone):
         distillation: add a second head, which learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
+
+    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
+    with in_chans channels and sides of at least 32 px.
     """
 
     def __init__(

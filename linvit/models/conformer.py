@@ -84,6 +84,8 @@ class Conformer(Checked, nn.Module):
         dropout: rate, used as in the paper.
         head: "ctc", one projection; or "transducer", predictor and joint network.
         predictor_width: channels of the transducer's predictor and joint network.
+
+    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     predictor: Predictor
@@ -141,6 +143,8 @@ class Conformer(Checked, nn.Module):
             features: (batch, frames, mels), floating point; the frames of each utterance first, then padding.
             lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect. None if
                 there is no padding.
+
+        Raises TypeError or ValueError for features or lengths of the wrong type, shape or range.
         """
         self._check(features)
         padded = lengths is not None
@@ -198,6 +202,8 @@ class Conformer(Checked, nn.Module):
         Args:
             features: (batch, frames, mels), a multiple of 4 frames except in the last call.
             cache: `StreamCache()` at the start.
+
+        Raises ValueError for a network that is not causal or is a transducer, and for a call after the last one.
         """
         self._check(features)
         refuse(

@@ -105,6 +105,8 @@ class DiT(Checked, nn.Module):
         learn_sigma: also predict the variance, in as many further channels: its position between its bounds (−1 … 1).
         label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
             more from labels with a larger value.
+
+    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     positions: Tensor
@@ -180,6 +182,8 @@ class DiT(Checked, nn.Module):
             images: floating point, input_size high and wide.
             times: int64 (batch,), steps of the noise process, 0 … 999.
             labels: int64 (batch,), classes, or num_classes for none.
+
+        Raises TypeError or ValueError for inputs of the wrong type, shape or range.
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")

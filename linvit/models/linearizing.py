@@ -165,7 +165,10 @@ class SoftmaxLayer(NamedTuple):
 
 
 def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
-    """The layers of one of our own networks with softmax attention, in its order."""
+    """The layers of one of our own networks with softmax attention, in its order.
+
+    Raises ValueError for a Conformer, whose attention cannot be replaced.
+    """
     layers: list[SoftmaxLayer] = []
     for path, module in model.named_modules():
         if isinstance(module, AttentionLayer) and module.operator.options is None:

@@ -128,6 +128,9 @@ def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapt
         model: it is not changed.
         caller: the first word of the error.
         adapted: modules whose weights may be missing or have another shape.
+
+    Raises:
+        ValueError: lists every key that is missing, unexpected or misshapen.
     """
     expected: dict[str, Tensor] = model.state_dict()
     faults = {}

@@ -88,6 +88,9 @@ class Pyramid(Backbone):
         final_width: channels of the last convolution, which the classifier reads.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
+
+    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
+    with in_chans channels and sides of at least 32 px.
     """
 
     linear: str

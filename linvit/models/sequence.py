@@ -73,6 +73,8 @@ class Decoder(Checked, nn.Module):
         width, depth, heads, hidden: channels, layers, heads, and hidden channels of the feed-forward.
         mechanism: a name in MECHANISMS that can be used for sequences.
         conv, lepe, modulation, rope: of every layer, see CausalAttention.
+
+    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     def __init__(
@@ -124,6 +126,8 @@ class Decoder(Checked, nn.Module):
             documents: int64 (batch, tokens), the number of each token's document if a row has several, which do not
                 see each other; padding is a separate document.
             form: "chunked", linear in the tokens for linear mechanisms, or "matrix", with the explicit scores.
+
+        Raises TypeError or ValueError for tokens or documents of the wrong type, shape or range, and an unknown form.
         """
         lookup("form", form, dict.fromkeys(FORMS))
         self._check(tokens)
@@ -179,6 +183,9 @@ def generate(
         top_p: nucleus sampling: keep the most likely tokens up to this total probability.
         generator: random number generator, on the CPU.
         stop: token that ends the text; it is not yielded.
+
+    Raises TypeError or ValueError for an empty prompt or one of the wrong type, shape or range, and for numbers outside
+    their ranges; raised by the call, before anything is generated.
     """
     check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
     if isinstance(prompt, Tensor) and prompt.numel() == 0:

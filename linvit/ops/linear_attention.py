@@ -135,6 +135,9 @@ def linear_attention_step(
 
     Returns:
         The output, (batch, heads, tokens, value width) in the inputs' dtype, and the state after these tokens.
+
+    Raises:
+        TypeError, ValueError: as `linear_attention`, and for a state of other heads, widths, dtype or device.
     """
     causal = True if block_size is None else "block"
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size}

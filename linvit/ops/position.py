@@ -42,6 +42,11 @@ def rotary_1d(
             sequence, gives tables (batch, 1, tokens, width / 2); its values are not checked.
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, otherwise float32.
         device: device of the table.
+
+    Raises:
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, `start` has another shape, width is odd, or the
+            device is unknown.
     """
     first = 0 if isinstance(start, Tensor) else start
     _check(dtype, device, 2, (tokens, first), tokens=tokens, width=width, start=first)
@@ -70,6 +75,11 @@ def rotary_2d(
         endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one step short.
         factor: a number, as a tensor without axes, that multiplies all angles; it may need gradients.
         dtype, device: as in `rotary_1d`.
+
+    Raises:
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or the device is
+            unknown.
     """
     if type(size) is not tuple or len(size) != 2:
         check(SIZES, {"size": size})

@@ -46,6 +46,9 @@ def attention_scores(
     Returns:
         (batch, heads, queries, tokens), float32 (float64 for float64 inputs). Without rotation rows sum to one with
         divide, magnitude and subtract. Entries may be negative, except with divide and a positive feature map.
+
+    Raises:
+        ValueError: as `linear_attention`.
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
     check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, **form)

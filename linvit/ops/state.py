@@ -121,7 +121,12 @@ def summarize(key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights)
 
 
 def merge(first: State, second: State) -> State:
-    """The state of the tokens of both; associative and commutative."""
+    """The state of the tokens of both; associative and commutative.
+
+    Raises:
+        TypeError: if one of them is not a State.
+        ValueError: if their fields differ in shape, dtype or device.
+    """
     for name, state in (("first", first), ("second", second)):
         if not isinstance(state, State):
             raise TypeError(f"`{name}` is {kind(state)}, expected a State")

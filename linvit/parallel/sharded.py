@@ -30,6 +30,7 @@ def rows_of(height: int, processes: int, stride: int = 32) -> list[slice]:
     """The rows of each process: about equally many multiples of the stride, in order; the last has the rest too.
 
     height: of the image in pixels, or the number of tokens. stride: product of all strides of the network.
+    Raises ValueError if there are more processes than multiples.
     """
     units = height // stride
     if units < processes:
@@ -64,7 +65,10 @@ class Sharded(nn.Module):
         self._logits = next(logits for family, logits in LOGITS.items() if isinstance(network, family))
 
     def every_rows(self, height: int) -> list[slice]:
-        """The rows of each process."""
+        """The rows of each process.
+
+        Raises ValueError if there are too few for each process, or for the halo of a layer.
+        """
         every = rows_of(height, self.exchange.number, self.stride)
         thinnest = min(rows.stop - rows.start for rows in every)
         for name, stride, needed in self.layout.halos:

@@ -119,7 +119,7 @@ class AnalyzedImages:
     many_labels: Tensor | None = None
 
 
-def from_source(source: Source, count: int, whole: int) -> AnalyzedImages:
+def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
     """Up to `count` evenly spaced images of the held-out split.
 
     Images of different sizes are center-cropped to the smallest height and width.
@@ -133,12 +133,12 @@ def from_source(source: Source, count: int, whole: int) -> AnalyzedImages:
     is_class = isinstance(pairs[0][1], int | np.integer | Tensor) and np.ndim(pairs[0][1]) == 0
     labels = torch.tensor([int(label) for _, label in pairs]) if is_class else None
     summary = f"{len(many)} held-out images of {type(source).__name__}, evenly chosen."
-    places = slice(0, whole * max(1, len(many) // whole), max(1, len(many) // whole))
+    places = slice(0, shown * max(1, len(many) // shown), max(1, len(many) // shown))
     unreadable = [item for item in items if isinstance(item, str)]
     return AnalyzedImages(many[places], many, summary, unreadable, None if labels is None else labels[places], labels)
 
 
-def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, whole: int) -> AnalyzedImages:
+def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
     """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number."""
     items, unreadable = find_images(inputs)
     items = [items[index] for index in evenly(len(items), count).tolist()]
@@ -150,7 +150,7 @@ def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count
             unreadable.append(str(error))
     if not images:
         raise ValueError(f"None of the {len(items)} image files can be used. The first: {unreadable[0]}")
-    return _with_crops(images, transform, count, whole, f"{len(images)} image files", unreadable)
+    return _with_crops(images, transform, count, shown, f"{len(images)} image files", unreadable)
 
 
 def photos(channels: int = 3) -> list[Image.Image]:
@@ -160,10 +160,10 @@ def photos(channels: int = 3) -> list[Image.Image]:
     return [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
 
 
-def from_photos(transform: Transform, channels: int, count: int, whole: int) -> AnalyzedImages:
+def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
     """The two photos that come with scikit-learn, and regular crops from them."""
     images = photos(channels)
-    return _with_crops(images, transform, count, whole, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
+    return _with_crops(images, transform, count, shown, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
 
 
 def crops(image: Image.Image, count: int) -> list[Image.Image]:

@@ -33,7 +33,7 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     """
     changes = overrides.items() if isinstance(overrides, Mapping) else list(map(parsed_override, overrides))
     path = find_recipe(path)
-    values = with_base(path, [])
+    values = _with_base(path, [])
     for key, value in changes:
         if not isinstance(key, str) or key.count(".") > DEEPEST:
             raise ValueError(f"The override {quoted(key)} names no key: write one such as trainer.max_epochs.")
@@ -44,14 +44,14 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     return values
 
 
-def with_base(path: Path, above: Sequence[Path]) -> dict[str, Any]:
+def _with_base(path: Path, above: Sequence[Path]) -> dict[str, Any]:
     """The values of a file over those of its bases. above: the files that build on it."""
     if path.resolve() in above:
         raise SettingError(f"{above[0]} comes back to {path.name} through its bases: remove `base` from one of them.")
     values = read_yaml(path)
     base = base_of(path, values)
     values.pop("base", None)
-    return values if base is None else merge(with_base(base, [*above, path.resolve()]), values)
+    return values if base is None else merge(_with_base(base, [*above, path.resolve()]), values)
 
 
 def base_of(path: Path, values: Mapping[str, Any] | None = None) -> Path | None:

@@ -71,10 +71,10 @@ def run_of_checkpoint(path: Path) -> Run:
     if path.is_dir():
         checkpoints = [path / "checkpoints" / name for name in (BEST, LAST) if (path / "checkpoints" / name).is_file()]
         if not checkpoints:
-            hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
+            beside = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
             raise ValueError(
-                f"The folder {path} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one"
-                f" with {HUB_CONFIG} and {HUB_WEIGHTS}."
+                f"The folder {path} has no checkpoints/{BEST} or {LAST}{beside}: give the folder of a trained run, or"
+                f" one with {HUB_CONFIG} and {HUB_WEIGHTS}."
             )
         path = checkpoints[0]
     run_class, about, preprocessing, weights = _checked(path, read_checkpoint(path))

@@ -26,6 +26,8 @@ class Image:
     """Images (batch, channels, height, width) as the network reads them, whose rows come from a function.
 
     file: its path, size and time of change; "" if the rows are not those of a file.
+
+    Raises TypeError and ValueError for rows that are not a tensor of that shape and dtype on the CPU.
     """
 
     def __init__(self, shape: Sequence[int], read: Rows, dtype: torch.dtype, file: str = "") -> None:

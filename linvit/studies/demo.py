@@ -49,6 +49,8 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
         folder: gets the runs and report.html.
         workers: how many networks are trained at once, one thread each.
         progress: called with a line whenever a step is complete; `print`, for example.
+
+    Raises ValueError if there are no recipes, and otherwise as `compare`.
     """
     folder = user_path(folder)
     recipes = bundled_folder() / "demo" if recipes is None else user_path(recipes)

@@ -62,6 +62,9 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
         (["model", "ravlt_tinny"], "did you mean 'ravlt_tiny'?"),
         (["op", "--rounds", "0"], "--rounds is 0, expected a whole number of 1 or more"),
         (["op", "--tokens", "1000000000"], "needs at least "),
+        (["model", "--variants", "fused+bf61"], "Did you mean 'bf16'?"),
+        (["train", "--batch", "1"], "--batch is 1, expected a whole number of 2 or more"),
+        (["model", "--batch", "0"], "--batch is [0], expected a list of whole numbers of 1 or more"),
         (["op", "--output", "/dev/null"], "The folder /dev/null cannot be written"),
     ],
 )

@@ -270,7 +270,7 @@ class Terminal:
         return True
 
 
-@pytest.mark.parametrize(("typed", "uploads"), [("y", 1), ("no", 0)])
+@pytest.mark.parametrize(("typed", "uploads"), [("y", 1), ("", 0), ("no", 0)])
 def test_the_command_asks(hub, trained, tmp_path, monkeypatch, capsys, typed, uploads):
     asked = []
     monkeypatch.setattr("sys.stdin", Terminal())

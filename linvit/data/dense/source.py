@@ -36,6 +36,7 @@ class DenseSource(Source):
     """RGB images scaled to fit long_side and short_side (pixels), keeping their aspect ratio.
 
     mean, std: per channel in 0..1, ImageNet's by default. max_corrupt: number of unusable images that may be left out.
+    Raises ValueError for a short side above the long side.
     """
 
     preprocessing: DensePreprocessing

@@ -39,6 +39,7 @@ class HuggingFaceText(TextSource):
         context, batch_size, keeps_apart, kwargs: See TextSource.
 
     Packed files are found by these arguments, not by the content of the data: delete them if the data have changed.
+    Raises ValueError without path or tokenizer, and for arguments that the library refuses.
     """
 
     def __init__(

@@ -134,7 +134,10 @@ def decoded_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[
 
 
 def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
-    """The tokenizer of that name: "bytes", or a Hugging Face tokenizer."""
+    """The tokenizer of that name: "bytes", or a Hugging Face tokenizer.
+
+    Raises ValueError as HuggingFaceTokenizer does, and for a separator for "bytes", which has its own.
+    """
     if name != BYTES:
         return HuggingFaceTokenizer(name, separator)
     if separator is not None:

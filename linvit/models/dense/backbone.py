@@ -46,6 +46,8 @@ class DenseBackbone(Checked, nn.Module):
         body: the network without its classifier.
         norms: four LayerNorm2d (ε 1e-6) on the maps of RAVLT and MAViT, identities for every other model.
         channels: of the four maps.
+
+    Raises ValueError for an unknown model or argument, and a model without maps at strides 4, 8, 16 and 32.
     """
 
     body: nn.Module
@@ -160,6 +162,8 @@ class Neck(FeaturePyramidNetwork):
         width: channels of every level.
         extra: further levels: "none"; "pool", one, every second position of the last; "convolutions", two, from the
             last map.
+
+    Raises ValueError for an unknown extra.
     """
 
     def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none") -> None:

@@ -42,6 +42,9 @@ def build_dense(
         heads: further arguments of the framework: width, …
         device: where the network is created.
         kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
+
+    Raises ValueError for an unknown framework, argument or backbone, a value outside its range, and a backbone without
+    four stages.
     """
     check(ARGUMENTS, {"heads": heads, "num_classes": num_classes, "device": device})
     build = lookup("framework", framework, FRAMEWORKS)

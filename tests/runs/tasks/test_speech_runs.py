@@ -350,6 +350,7 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         (["--pieces", "0"], "is 0.0, expected a time above 0"),
         (["--pieces", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
         (["another.wav", "--pieces", "1"], "One file can be streamed at a time, but 2 are given"),
+        ([".", "--pieces", "1"], "One file can be streamed at a time, but 3 are given"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys, monkeypatch):
