@@ -12,7 +12,7 @@ def linear_attention(
     value: Tensor,
     *,
     feature_map: str | tuple[str, str] = "elu1",
-    weighting: str = "uniform",
+    weighting: str | Tensor = "uniform",
     normalizer: str = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
@@ -22,7 +22,8 @@ def linear_attention(
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key and value get first derivatives. Sums have a fixed order, so results are the same in every run.
+    Query, key and value get first derivatives, and if not causal weights and rotary tables. Sums have a fixed order, so
+    results are the same in every run.
 
     Args:
         query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
@@ -35,6 +36,7 @@ def linear_attention(
 
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     maps = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
-    options = *maps, weighting == "query_mean", causal, normalizer, eps
-    out: Tensor = attend(query, key, value, cos, sin, key_mask, cu_seqlens, *options)[0]
+    weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
+    options = *maps, weights is None and weighting == "query_mean", causal, normalizer, eps
+    out: Tensor = attend(query, key, value, cos, sin, key_mask, weights, cu_seqlens, *options)[0]
     return out

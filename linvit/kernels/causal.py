@@ -17,57 +17,46 @@ and likewise, unrotated, with dden_i (dnum and dden already divided by n_i).
 import triton
 import triton.language as tl
 
+from linvit.kernels.formulas import INTERPRETED
 from linvit.kernels.tiles import (
     factor,
-    feature,
-    feature_slope,
-    gain_and_level,
-    gain_and_level_backward,
+    features,
     head_of,
     inside_tile,
+    load_table,
     load_tile,
-    load_visible,
-    rotate,
+    product,
     span,
     store_tile,
     tile_mean,
+    turn,
+    turn_back,
+    visible_tokens,
 )
 
 
 @triton.jit
-def load_mapped(
-    x,
-    cos,
-    sin,
-    inside,
-    begin,
-    start,
-    length,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MAP: tl.constexpr,
-):
-    """x, κ(x) and Rκ(x) of a chunk."""
-    raw = load_tile(x, start, inside, ROWS, COLUMNS)
-    mapped = feature(raw, inside, MAP)
-    return raw, mapped, rotate(mapped, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH)
+def load_mapped(x, rotary, visible, at, start, MAP: tl.constexpr, SHAPE):
+    """κ(x) and Rκ(x) of a chunk, and κ'(x)."""
+    inside = inside_tile(visible, SHAPE)
+    mapped, slope = features(load_tile(x, start, inside, SHAPE), inside, MAP)
+    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    return mapped, turn(mapped, c, s, SHAPE), slope
 
 
 @triton.jit
-def load_values(
-    v,
-    origin,
-    visible,
-    start,
-    length,
-    ROWS: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH) & visible[:, None]
-    return tl.where(inside, load_tile(v, start, inside, ROWS, VALUE_COLUMNS) - origin[None, :], 0.0).to(DOT)
+def origin_of(v, mask, at, PRECISION: tl.constexpr, VALUES):
+    """Subtracted from values in float32; zero for half precision, where it would add rounding."""
+    origin = tl.zeros((VALUES[1],), tl.float32)
+    if PRECISION == "ieee":
+        origin += tile_mean(v, mask, at, 0, VALUES)
+    return origin
+
+
+@triton.jit
+def load_values(v, origin, visible, start, DOT: tl.constexpr, VALUES):
+    x = load_tile(v, start, inside_tile(visible, VALUES), VALUES).to(tl.float32)
+    return tl.where(visible[:, None], x - origin[None, :], 0.0).to(DOT)
 
 
 @triton.jit
@@ -75,17 +64,17 @@ def products(rows, columns, seen, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """Dot product of each row with each column that it sees; zero elsewhere."""
     return tl.where(
         seen,
-        tl.dot(factor(rows, DOT, PRECISION), tl.trans(factor(columns, DOT, PRECISION)), input_precision=PRECISION),
+        product(factor(rows, DOT, PRECISION), tl.trans(factor(columns, DOT, PRECISION)), PRECISION),
         0.0,
     )
 
 
 @triton.jit
-def row_sums(qp, rq, kp, rk, z, r, cos, seen, divisor, DOT: tl.constexpr, PRECISION: tl.constexpr):
+def row_sums(qp, rq, kp, rk, z, r, rotary, seen, divisor, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """Scores inside a chunk, and num and den over all that each query sees."""
     scores = products(rq, rk, seen, DOT, PRECISION)
     num = (tl.sum(scores, 1) + tl.sum(rq * r[None, :], 1)) / divisor
-    if cos is None:
+    if rotary[0] is None:
         den = num
     else:
         den = (tl.sum(products(qp, kp, seen, DOT, PRECISION), 1) + tl.sum(qp * z[None, :], 1)) / divisor
@@ -98,8 +87,7 @@ def chunked(
     key,
     value,
     out,
-    cos,
-    sin,
+    rotary,
     mask,
     cu_seqlens,
     tokens,
@@ -118,35 +106,37 @@ def chunked(
     PRECISION: tl.constexpr,
 ):
     """The output of one head: each query reads its own token and those before it."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
+    at = span(cu_seqlens, tokens, HEADS)
+    batch, head, begin, length = at
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, o = head_of(value, batch, head, begin), head_of(out, batch, head, begin)
-    origin = tile_mean(v, mask, batch, head, begin, 0, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, PRECISION)
+    # In bfloat16 the rounding of the scores would be the largest error of all.
+    WIDE: tl.constexpr = PRECISION if PRECISION != "bf16" else "ieee" if INTERPRETED else "tf32"
+    origin = origin_of(v, mask, at, PRECISION, VALUES)
     S = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     u, n = tl.zeros((VALUE_COLUMNS,), tl.float32), tl.zeros((1,), tl.float32)
     seen = tl.arange(0, ROWS)[:, None] >= tl.arange(0, ROWS)[None, :]
     for start in range(0, length, ROWS):
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
-        _, qp, rq = load_mapped(q, cos, sin, inside, begin, start, length, ROWS, COLUMNS, WIDTH, QUERY_MAP)
-        shown = inside & visible[:, None]
-        _, kp, rk = load_mapped(k, cos, sin, shown, begin, start, length, ROWS, COLUMNS, WIDTH, KEY_MAP)
-        x = load_values(v, origin, visible, start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, DOT)
+        visible = visible_tokens(mask, at, start, True, ROWS)
+        exists = visible_tokens(None, at, start, True, ROWS)
+        qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        x = load_values(v, origin, visible, start, DOT, VALUES)
         mass = visible.to(tl.float32)
         count = n + tl.sum(tl.where(seen, mass[None, :], 0.0), 1)
         divisor = tl.maximum(count, 1.0)
-        scores, num, den = row_sums(qp, rq, kp, rk, z, r, cos, seen, divisor, DOT, PRECISION)
-        mean = (tl.dot(seen.to(DOT), x, input_precision=PRECISION) + u[None, :]) / divisor[:, None]
-        # In bfloat16 the rounding of the scores would be the largest error of all.
-        read = tl.dot(factor(scores, tl.float32, PRECISION), x.to(tl.float32), input_precision=PRECISION)
-        read += tl.dot(factor(rq, DOT, PRECISION), factor(S, DOT, PRECISION), input_precision=PRECISION)
-        gain, level = gain_and_level(num, den, count, scale, eps, NORMALIZER)
+        scores, num, den = row_sums(qp, rq, kp, rk, z, r, rotary, seen, divisor, DOT, PRECISION)
+        mean = (product(seen.to(DOT), x, PRECISION) + u[None, :]) / divisor[:, None]
+        read = product(factor(scores, tl.float32, WIDE), x.to(tl.float32), WIDE)
+        read += product(factor(rq, DOT, PRECISION), factor(S, DOT, PRECISION), PRECISION)
+        gain, level = NORMALIZER(num, den, count, scale, eps)
         result = gain[:, None] * (read / divisor[:, None] - num[:, None] * mean)
         result += level[:, None] * (mean + origin[None, :])
-        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-        store_tile(o, start, inside, result, ROWS, VALUE_COLUMNS)
-        S += tl.dot(tl.trans(factor(rk, DOT, PRECISION)), x, input_precision=PRECISION)
+        store_tile(o, start, inside_tile(exists, VALUES), result, VALUES)
+        S += product(tl.trans(factor(rk, DOT, PRECISION)), x, PRECISION)
         r += tl.sum(rk, 0)
         z += tl.sum(kp, 0)
         u += tl.sum(x.to(tl.float32), 0)
@@ -161,8 +151,7 @@ def chunked_query_backward(
     grad,
     query_grad,
     rows,
-    cos,
-    sin,
+    rotary,
     mask,
     cu_seqlens,
     tokens,
@@ -177,60 +166,63 @@ def chunked_query_backward(
     QUERY_MAP: tl.constexpr,
     KEY_MAP: tl.constexpr,
     NORMALIZER: tl.constexpr,
+    BACKWARD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Gradient of the queries, and γ, ω, dnum and dden of each token for the keys' and values'."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
+    at = span(cu_seqlens, tokens, HEADS)
+    batch, head, begin, length = at
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, g = head_of(value, batch, head, begin), head_of(grad, batch, head, begin)
     dq = head_of(query_grad, batch, head, begin)
     row = rows + (batch * HEADS + head) * 4 * tokens + begin
-    origin = tile_mean(v, mask, batch, head, begin, 0, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, PRECISION)
+    origin = origin_of(v, mask, at, PRECISION, VALUES)
     S = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     u, n = tl.zeros((VALUE_COLUMNS,), tl.float32), tl.zeros((1,), tl.float32)
     seen = tl.arange(0, ROWS)[:, None] >= tl.arange(0, ROWS)[None, :]
     for start in range(0, length, ROWS):
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
-        raw, qp, rq = load_mapped(q, cos, sin, inside, begin, start, length, ROWS, COLUMNS, WIDTH, QUERY_MAP)
-        shown = inside & visible[:, None]
-        _, kp, rk = load_mapped(k, cos, sin, shown, begin, start, length, ROWS, COLUMNS, WIDTH, KEY_MAP)
-        x = load_values(v, origin, visible, start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, DOT)
-        given = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-        dout = load_tile(g, start, given, ROWS, VALUE_COLUMNS).to(DOT)
+        visible = visible_tokens(mask, at, start, True, ROWS)
+        exists = visible_tokens(None, at, start, True, ROWS)
+        qp, rq, slope = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        x = load_values(v, origin, visible, start, DOT, VALUES)
+        given = inside_tile(exists, VALUES)
+        dout = load_tile(g, start, given, VALUES).to(DOT)
         mass = visible.to(tl.float32)
         count = n + tl.sum(tl.where(seen, mass[None, :], 0.0), 1)
         divisor = tl.maximum(count, 1.0)
-        scores, num, den = row_sums(qp, rq, kp, rk, z, r, cos, seen, divisor, DOT, PRECISION)
-        exists = start + tl.arange(0, ROWS) < length
+        scores, num, den = row_sums(qp, rq, kp, rk, z, r, rotary, seen, divisor, DOT, PRECISION)
         den = tl.where(exists, den, 1.0)
-        gain, level = gain_and_level(num, den, count, scale, eps, NORMALIZER)
+        gain, level = NORMALIZER(num, den, count, scale, eps)
         along = products(dout, x, seen, DOT, PRECISION)
-        before = tl.dot(dout, tl.trans(factor(S, DOT, PRECISION)), input_precision=PRECISION)
+        before = product(dout, tl.trans(factor(S, DOT, PRECISION)), PRECISION)
         dmean = (tl.sum(along, 1) + tl.sum(dout.to(tl.float32) * u[None, :], 1)) / divisor
         dgain = (tl.sum(along * scores, 1) + tl.sum(rq * before, 1)) / divisor - num * dmean
         dlevel = dmean + tl.sum(dout.to(tl.float32) * origin[None, :], 1)
-        dnum, dden = gain_and_level_backward(dgain, dlevel, num, den, count, scale, eps, cos, NORMALIZER)
+        dnum, dden = BACKWARD(dgain, dlevel, num, den, count, scale, eps)
         gamma, omega = gain / divisor, (level - gain * num) / divisor
         dnum, dden = (dnum - gain * dmean) / divisor, dden / divisor
-        if cos is None:
+        if rotary[0] is None:
             dnum, dden = dnum + dden, tl.zeros_like(dden)
         pull = tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0)
-        drq = tl.dot(factor(pull, DOT, PRECISION), factor(rk, DOT, PRECISION), input_precision=PRECISION)
+        drq = product(factor(pull, DOT, PRECISION), factor(rk, DOT, PRECISION), PRECISION)
         drq += gamma[:, None] * before + dnum[:, None] * r[None, :]
-        dqp = rotate(drq, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH)
-        if cos is not None:
-            sums = tl.dot(seen.to(DOT), factor(kp, DOT, PRECISION), input_precision=PRECISION) + z[None, :]
+        c, s = load_table(rotary, begin, start, exists, SHAPE)
+        dqp = turn_back(drq, c, s, SHAPE)
+        if rotary[0] is not None:
+            sums = product(seen.to(DOT), factor(kp, DOT, PRECISION), PRECISION) + z[None, :]
             dqp += dden[:, None] * sums
-        store_tile(dq, start, inside, dqp * feature_slope(raw, QUERY_MAP), ROWS, COLUMNS)
+        store_tile(dq, start, inside_tile(exists, SHAPE), dqp * slope, SHAPE)
         place = row + start + tl.arange(0, ROWS)
         tl.store(place, gamma, mask=exists)
         tl.store(place + tokens, omega, mask=exists)
         tl.store(place + 2 * tokens, dnum, mask=exists)
         tl.store(place + 3 * tokens, dden, mask=exists)
-        S += tl.dot(tl.trans(factor(rk, DOT, PRECISION)), x, input_precision=PRECISION)
+        S += product(tl.trans(factor(rk, DOT, PRECISION)), x, PRECISION)
         r += tl.sum(rk, 0)
         z += tl.sum(kp, 0)
         u += tl.sum(x.to(tl.float32), 0)
@@ -246,8 +238,7 @@ def chunked_key_backward(
     key_grad,
     value_grad,
     rows,
-    cos,
-    sin,
+    rotary,
     mask,
     cu_seqlens,
     tokens,
@@ -263,12 +254,15 @@ def chunked_key_backward(
     PRECISION: tl.constexpr,
 ):
     """Gradients of keys and values, from the last chunk to the first."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
+    at = span(cu_seqlens, tokens, HEADS)
+    batch, head, begin, length = at
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, g = head_of(value, batch, head, begin), head_of(grad, batch, head, begin)
     dk, dv = head_of(key_grad, batch, head, begin), head_of(value_grad, batch, head, begin)
     row = rows + (batch * HEADS + head) * 4 * tokens + begin
-    origin = tile_mean(v, mask, batch, head, begin, 0, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, PRECISION)
+    origin = origin_of(v, mask, at, PRECISION, VALUES)
     dS = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     dz, dr = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     du = tl.zeros((VALUE_COLUMNS,), tl.float32)
@@ -276,15 +270,13 @@ def chunked_key_backward(
     chunks = tl.cdiv(length, ROWS)
     for chunk in range(0, chunks):
         start = (chunks - 1 - chunk) * ROWS
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
-        _, qp, rq = load_mapped(q, cos, sin, inside, begin, start, length, ROWS, COLUMNS, WIDTH, QUERY_MAP)
-        shown = inside & visible[:, None]
-        raw, _, rk = load_mapped(k, cos, sin, shown, begin, start, length, ROWS, COLUMNS, WIDTH, KEY_MAP)
-        x = load_values(v, origin, visible, start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, DOT)
-        given = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-        dout = load_tile(g, start, given, ROWS, VALUE_COLUMNS).to(DOT)
-        exists = start + tl.arange(0, ROWS) < length
+        visible = visible_tokens(mask, at, start, True, ROWS)
+        exists = visible_tokens(None, at, start, True, ROWS)
+        qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        _, rk, slope = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        x = load_values(v, origin, visible, start, DOT, VALUES)
+        given = inside_tile(exists, VALUES)
+        dout = load_tile(g, start, given, VALUES).to(DOT)
         place = row + start + tl.arange(0, ROWS)
         gamma = tl.load(place, mask=exists, other=0.0)
         omega = tl.load(place + tokens, mask=exists, other=0.0)
@@ -292,23 +284,21 @@ def chunked_key_backward(
         dden = tl.load(place + 3 * tokens, mask=exists, other=0.0)
         scores = products(rq, rk, seen, DOT, PRECISION)
         weight = factor(tl.where(seen, gamma[:, None] * scores + omega[:, None], 0.0), DOT, PRECISION)
-        dvalue = tl.dot(tl.trans(weight), dout, input_precision=PRECISION) + du[None, :]
-        dvalue += tl.dot(factor(rk, DOT, PRECISION), factor(dS, DOT, PRECISION), input_precision=PRECISION)
-        store_tile(dv, start, given, tl.where(visible[:, None], dvalue, 0.0), ROWS, VALUE_COLUMNS)
+        dvalue = product(tl.trans(weight), dout, PRECISION) + du[None, :]
+        dvalue += product(factor(rk, DOT, PRECISION), factor(dS, DOT, PRECISION), PRECISION)
+        store_tile(dv, start, given, tl.where(visible[:, None], dvalue, 0.0), VALUES)
         along = products(dout, x, seen, DOT, PRECISION)
         pull = factor(tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0), DOT, PRECISION)
-        drk = tl.dot(tl.trans(pull), factor(rq, DOT, PRECISION), input_precision=PRECISION) + dr[None, :]
-        drk += tl.dot(x, tl.trans(factor(dS, DOT, PRECISION)), input_precision=PRECISION)
-        dkp = rotate(drk, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH)
-        if cos is not None:
+        drk = product(tl.trans(pull), factor(rq, DOT, PRECISION), PRECISION) + dr[None, :]
+        drk += product(x, tl.trans(factor(dS, DOT, PRECISION)), PRECISION)
+        c, s = load_table(rotary, begin, start, exists, SHAPE)
+        dkp = turn_back(drk, c, s, SHAPE)
+        if rotary[0] is not None:
             weighted = qp * dden[:, None]
-            dkp += (
-                tl.dot(tl.trans(seen.to(DOT)), factor(weighted, DOT, PRECISION), input_precision=PRECISION)
-                + dz[None, :]
-            )
+            dkp += product(tl.trans(seen.to(DOT)), factor(weighted, DOT, PRECISION), PRECISION) + dz[None, :]
             dz += tl.sum(weighted, 0)
-        dkp = tl.where(visible[:, None], dkp * feature_slope(raw, KEY_MAP), 0.0)
-        store_tile(dk, start, inside, dkp, ROWS, COLUMNS)
-        dS += tl.dot(tl.trans(factor(rq * gamma[:, None], DOT, PRECISION)), dout, input_precision=PRECISION)
+        dkp = tl.where(visible[:, None], dkp * slope, 0.0)
+        store_tile(dk, start, inside_tile(exists, SHAPE), dkp, SHAPE)
+        dS += product(tl.trans(factor(rq * gamma[:, None], DOT, PRECISION)), dout, PRECISION)
         dr += tl.sum(rq * dnum[:, None], 0)
         du += tl.sum(dout.to(tl.float32) * omega[:, None], 0)

@@ -8,32 +8,51 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
+from linvit.kernels.formulas import FEATURE_MAPS, NORMALIZERS, interpreted
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
-from linvit.kernels.tiles import interpreted
 
-# Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
-# (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
-# takes 242 registers per thread and `read` 144, none spilled: two and three programs share a multiprocessor. Measured,
-# they reach a third of the GPU's bandwidth (docs/contribute/log.md). Narrow heads need longer tiles, otherwise
-# loads would be too short; width 128 uses twice the threads and half the tokens.
-BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
-# The same for the backward pass, which keeps S and its gradient at once: with four warps it spilled registers, with
-# eight `read_backward` takes 219 and spills none.
-BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
-# Tokens per chunk and warps of causal attention, which keeps the scores of a chunk besides the state and the tiles, and
-# the same for products of four bytes (float32, and float16 as TF32), which need twice the shared memory.
-CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
-WIDE_CHUNKS = {16: (64, 4), 32: (64, 4), 64: (32, 4), 128: (16, 8)}
-# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one: `support.SHARED`.
-MOST_STAGES = 3
+
+class Setting(NamedTuple):
+    """Tokens per tile, warps per program, tiles on the way from memory at once, and most registers per thread."""
+
+    rows: int
+    warps: int
+    stages: int = 3
+    registers: int | None = None
+
+
+# By the wider of the two head widths padded to a power of two. A program keeps S (width × value width, float32) and a
+# few tiles at once. Chosen by what the compiler says for compute capability 9.0: no registers spilled, fewest
+# instructions, and three programs of `summarize` and four of `read` on a multiprocessor (tests/kernels/budgets.yaml).
+SETTINGS = {
+    "query_mean": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
+    "summarize": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
+    "merge": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
+    "read": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 128), 128: Setting(64, 4)},
+    "read_backward": {16: Setting(128, 4), 32: Setting(64, 4), 64: Setting(32, 4), 128: Setting(32, 8, 2)},
+    "summarize_backward": {
+        16: Setting(128, 4, 2),
+        32: Setting(128, 4, 2),
+        64: Setting(64, 4, 2),
+        128: Setting(64, 8, 2),
+    },
+}
+# float16, multiplied as TF32, and float32, multiplied without tensor cores.
+TF32_FORWARD = {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)}
+TF32_BACKWARD = {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 8), 128: Setting(32, 8)}
+TF32_SETTINGS = {name: TF32_BACKWARD if name.endswith("backward") else TF32_FORWARD for name in SETTINGS}
+FLOAT32 = {16: Setting(64, 4), 32: Setting(32, 4), 64: Setting(16, 8), 128: Setting(16, 8)}
+# Causal attention keeps the scores of a chunk besides the state and the tiles.
+CHUNKS = {16: Setting(64, 4), 32: Setting(64, 4), 64: Setting(64, 8), 128: Setting(32, 8)}
+WIDE_CHUNKS = {16: Setting(64, 4), 32: Setting(64, 4), 64: Setting(32, 4), 128: Setting(16, 8)}
 _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shape
-# Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
-READ_TILES = 4
-MOST_SPLITS = 65535  # the limit of a grid's second axis
-# With this many programs per multiprocessor a head's tokens are not split further.
-PROGRAMS_PER_PROCESSOR = 2
+# Programs on a multiprocessor at once, and how often they should take turns, so that few wait for the last. A state is
+# as large as one or two tiles and comes from L2: with fewer tiles than this, reading it takes longer than turns save.
+RESIDENT = 3
+TURNS = 4
+TILES = 16
 
 
 class Options(NamedTuple):
@@ -47,24 +66,107 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call: as in `linear_attention`, (cos, sin), and the offsets of packed sequences."""
+    """The tensors of a call: as in `linear_attention`, (cos, sin), given weights, and offsets of packed sequences."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     rotary: tuple[Tensor | None, Tensor | None]
     visible: Tensor | None
+    weights: Tensor | None
     cu_seqlens: Tensor | None
 
 
-class Grid(NamedTuple):
-    """Programs for all heads of all batch entries or packed sequences; tokens are those of an average sequence."""
+class Gradients(NamedTuple):
+    """Of query, key and value; of given weights; and of the tables, whose cosines and sines are side by side."""
 
-    programs: int
-    heads: int
-    tokens: int
-    splits: int
-    read_splits: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weights: Tensor | None
+    tables: Tensor | None
+
+
+class Call:
+    """A call of the kernels: its constants, and how many programs it needs.
+
+    Attributes:
+        programs: heads of all batch entries or packed sequences.
+        queries, keys: tokens of an average sequence.
+        constants: what kernels are compiled for; each takes those that it has arguments for.
+    """
+
+    def __init__(self, inputs: Inputs, options: Options, causal: bool = False) -> None:
+        query, key, value, rotary, _, _, cu_seqlens = inputs
+        batch, heads, self.queries, width = query.shape
+        self.keys = key.shape[2]
+        if cu_seqlens is not None:
+            batch = cu_seqlens.shape[0] - 1
+            self.queries = self.keys = -(-self.queries // max(batch, 1))
+        self.programs = batch * heads
+        self.device, self.dtype = query.device, query.dtype
+        columns, value_columns = padded(width), padded(value.shape[-1])
+        self.columns = max(columns, value_columns)
+        query_map, normalizer = FEATURE_MAPS[options.query_map], NORMALIZERS[options.normalizer]
+        half = query.dtype == torch.bfloat16
+        self.size = state_size(width, value.shape[-1])
+        self.constants: dict[str, Any] = {
+            "HEADS": heads,
+            "WIDTH": width,
+            "VALUE_WIDTH": value.shape[-1],
+            "SIZE": self.size,
+            "COLUMNS": columns,
+            "VALUE_COLUMNS": value_columns,
+            "QUERY_MAP": query_map.code,
+            "KEY_MAP": FEATURE_MAPS[options.key_map].code,
+            "POSITIVE": query_map.positive,
+            "NORMALIZER": normalizer.forward,
+            "BACKWARD": normalizer.backward,
+            # Without a rotation the gradient of the queries is a small difference of products with the values' mean.
+            "RAW": half and normalizer.proportional and rotary[0] is not None,
+            **_precision(query.dtype, causal),
+        }
+        self.table = _table(rotary, query.dtype)
+
+    def setting(self, kernel: Any) -> Setting:
+        name, half = kernel.fn.__name__, self.dtype == torch.bfloat16
+        if name.startswith("chunked"):
+            return (CHUNKS if half else WIDE_CHUNKS)[self.columns]
+        if self.dtype == torch.float32:
+            return FLOAT32[self.columns]
+        return (SETTINGS if half else TF32_SETTINGS)[name][self.columns]
+
+    def splits(self, kernel: Any, tokens: int) -> int:
+        """Programs among which the tokens of a head are distributed."""
+        tiles = -(-tokens // self.setting(kernel).rows)
+        slots = RESIDENT * _processors(self.device)
+        filled, turns = (-(-turn * slots // max(self.programs, 1)) for turn in (1, TURNS))
+        return max(1, min(tiles, max(filled, min(turns, tiles // TILES))))
+
+    def start(self, kernel: Any, splits: int, *arguments: Any) -> None:
+        """Starts a kernel with as many tiles on the way as there is shared memory for."""
+        rows, warps, most, registers = self.setting(kernel)
+        constants = self.constants | {"ROWS": rows}
+        for name, columns in (("FOLD", "COLUMNS"), ("VALUE_FOLD", "VALUE_COLUMNS")):
+            # Rows that the threads of a program load at once, 16 bytes each.
+            constants[name] = min(rows, max(32 * warps * (16 // self.dtype.itemsize) // constants[columns], 1))
+        shape = {name: constant for name, constant in constants.items() if name in kernel.arg_names}
+        key = (kernel, torch.cuda.current_device() if torch.cuda.is_available() else None, *shape.items())
+        stages = _stages.get(key, most)
+        limit = {} if registers is None else {"maxnreg": registers}
+        while True:
+            staged = {"STAGES": stages} if "STAGES" in kernel.arg_names else {}
+            try:
+                kernel[self.programs, splits](
+                    *arguments, **shape, **staged, **limit, num_warps=warps, num_stages=stages
+                )
+            except OutOfResources:
+                if stages == 1:
+                    raise
+                stages -= 1
+            else:
+                _stages[key] = stages
+                return
 
 
 def state_size(width: int, value_width: int) -> int:
@@ -75,216 +177,114 @@ def state_size(width: int, value_width: int) -> int:
 
 def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
     """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
-    query, key, value, rotary, visible, cu_seqlens = inputs
-    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BLOCKS)
-    size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
-    shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
-    mask = _strided_mask(visible)
+    query, key, value, _, visible, weights, cu_seqlens = inputs
+    call = Call(inputs, options)
+    scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
     sums = None
     if options.query_mean:
-        sums = query.new_empty(grid.programs, grid.splits, query.shape[-1] + 1, dtype=torch.float32)
-        kept = {name: shape[name] for name in ("HEADS", "WIDTH", "ROWS", "COLUMNS", "num_warps")}
-        _start(
-            query_mean,
-            (grid.programs, grid.splits),
-            _strided(query),
-            mask,
-            sums,
-            cu_seqlens,
-            query.shape[2],
-            MAP=options.query_map,
-            **kept,
-        )
-        sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
-    states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
-    arguments: tuple[Any, ...] = (
-        _strided(key),
-        _strided(value),
-        *rotary,
-        mask,
-        sums,
-        states,
-        cu_seqlens,
-        key.shape[2],
-        scale,
-    )
-    _start(summarize, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
-    states = _merged(states, sizes, warps)
+        splits = call.splits(query_mean, call.queries)
+        sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
+        call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, query.shape[2])
+        sums = sums.sum(1) if splits > 1 else sums.squeeze(1)
+    splits = call.splits(summarize, call.keys)
+    states = query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
+    tensors = _strided(key), _strided(value), call.table, mask, _strided(weights)
+    call.start(summarize, splits, *tensors, sums, states, cu_seqlens, key.shape[2], scale)
+    if splits > 1:
+        merged = states.new_empty(call.programs, call.size)
+        call.start(merge, 1, states, merged, splits)
+        states = merged
+    else:
+        states = states.squeeze(1)
     out = room(query, value)
-    arguments = _strided(query), _strided(out), *rotary, states, cu_seqlens, query.shape[2], scale, options.eps
-    axes = {"MAP": options.query_map, "NORMALIZER": options.normalizer}
-    _start(read, (grid.programs, grid.read_splits), *arguments, **axes, **shape)
+    splits = call.splits(read, call.queries)
+    call.start(
+        read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, query.shape[2], scale, options.eps
+    )
     return out, states, sums
 
 
 def backward(
-    grad: Tensor, inputs: Inputs, states: Tensor, sums: Tensor | None, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    query, key, value, rotary, visible, cu_seqlens = inputs
-    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BACKWARD_BLOCKS)
-    scale = query.shape[-1] ** -0.5
-    shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
-    mask = _strided_mask(visible)
+    grad: Tensor, inputs: Inputs, states: Tensor, sums: Tensor | None, options: Options, tables: bool = False
+) -> Gradients:
+    """Gradients of the inputs; those of the tables only if asked for."""
+    query, key, value, _, visible, weights, cu_seqlens = inputs
+    call = Call(inputs, options)
+    scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
-    state_grads = query.new_empty(grid.programs, grid.splits, sizes["SIZE"], dtype=torch.float32)
+    dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
+    of_queries, of_keys = (torch.empty_like(x, dtype=torch.float32) if tables else None for x in (query, key))
+    query_splits, key_splits = call.splits(read_backward, call.queries), call.splits(summarize_backward, call.keys)
+    state_grads = query.new_empty(call.programs, query_splits, call.size, dtype=torch.float32)
 
-    def over_queries(splits: int, query_grad: Any, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
-        _start(
-            read_backward,
-            (grid.programs, splits),
-            _strided(query),
-            _strided(grad),
-            query_grad,
-            *rotary,
-            mask,
-            sums,
-            mean_grads,
-            states,
-            state_grads,
-            cu_seqlens,
-            query.shape[2],
-            scale,
-            options.eps,
-            MAP=options.query_map,
-            NORMALIZER=options.normalizer,
-            **shape,
-        )
+    def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
+        table_grads = None if dq is None else _strided(of_queries)
+        tensors = _strided(query), _strided(grad), _strided(dq), table_grads, call.table, mask
+        rest = sums, mean_grads, states, state_grads, cu_seqlens, query.shape[2], scale, options.eps
+        call.start(read_backward, query_splits, *tensors, *rest)
 
-    over_queries(grid.splits, None if options.query_mean else _strided(dq), None, state_grads)
-    state_grads = state_grads.sum(1) if grid.splits > 1 else state_grads.squeeze(1)
+    over_queries(None if options.query_mean else dq, None, state_grads)
+    state_grads = state_grads.sum(1) if query_splits > 1 else state_grads.squeeze(1)
     mean_grads = None
     if options.query_mean:
-        mean_grads = query.new_empty(grid.programs, grid.splits, query.shape[-1], dtype=torch.float32)
-    tensors = [_strided(x) for x in (key, value, dk, dv)]
-    arguments = *tensors, *rotary, mask, sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
-    _start(summarize_backward, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
+        mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
+    tensors = [_strided(x) for x in (key, value, dk, dv, of_keys)]
+    rest = sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
+    call.start(summarize_backward, key_splits, *tensors, call.table, mask, _strided(weights), _strided(dweights), *rest)
     if mean_grads is not None:
-        over_queries(grid.read_splits, _strided(dq), mean_grads.sum(1), None)
-    return dq, dk, dv
+        over_queries(dq, mean_grads.sum(1), None)
+    both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
+    return Gradients(dq, dk, dv, dweights, both)
 
 
 def causal_forward(inputs: Inputs, options: Options) -> Tensor:
     """Output of causal attention."""
-    query, key, value, rotary, visible, cu_seqlens = inputs
-    programs, shape = _causal_plan(query, value, cu_seqlens, options)
+    query, key, value, _, visible, _, cu_seqlens = inputs
+    call = Call(inputs, options, causal=True)
     out = room(query, value)
     tensors = [_strided(x) for x in (query, key, value, out)]
     scalars = query.shape[2], query.shape[-1] ** -0.5, options.eps
-    arguments = *tensors, *rotary, _strided_mask(visible), cu_seqlens, *scalars
-    _start(chunked, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
+    call.start(chunked, 1, *tensors, call.table, _strided_mask(visible), cu_seqlens, *scalars)
     return out
 
 
 def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value of causal attention."""
-    query, key, value, rotary, visible, cu_seqlens = inputs
-    programs, shape = _causal_plan(query, value, cu_seqlens, options)
-    mask = _strided_mask(visible)
+    query, key, value, _, visible, _, cu_seqlens = inputs
+    call = Call(inputs, options, causal=True)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    rest = rows, *rotary, mask, cu_seqlens, query.shape[2]
-    arguments = *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps
-    _start(chunked_query_backward, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
-    _start(chunked_key_backward, (programs,), *tensors, _strided(dk), _strided(dv), *rest, **shape)
+    rest = rows, call.table, _strided_mask(visible), cu_seqlens, query.shape[2]
+    call.start(chunked_query_backward, 1, *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
+    call.start(chunked_key_backward, 1, *tensors, _strided(dk), _strided(dv), *rest)
     return dq, dk, dv
 
 
-def _start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **shape: Any) -> None:
-    """Starts a kernel with as many tiles on the way as there is shared memory for."""
-    key = (kernel, torch.cuda.current_device() if torch.cuda.is_available() else None, *shape.items())
-    stages = _stages.get(key, MOST_STAGES)
-    while True:
-        try:
-            kernel[grid](*arguments, **shape, num_stages=stages)
-        except OutOfResources:
-            if stages == 1:
-                raise
-            stages -= 1
-        else:
-            _stages[key] = stages
-            return
-
-
-def _causal_plan(
-    query: Tensor, value: Tensor, cu_seqlens: Tensor | None, options: Options
-) -> tuple[int, dict[str, Any]]:
-    batch, heads, _, width = query.shape
-    columns, value_columns = _columns(query, value)
-    dot = _dot(query.dtype)
-    if query.dtype == torch.float16 and not interpreted():
-        dot["PRECISION"] = "tf32x3"  # scores and sums are rounded once more than in bidirectional attention
-    chunks = CHUNKS if dot["DOT"] == tl.bfloat16 else WIDE_CHUNKS
-    rows, warps = chunks[max(columns, value_columns)]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = {
-        "HEADS": heads,
-        "WIDTH": width,
-        "VALUE_WIDTH": value.shape[-1],
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "VALUE_COLUMNS": value_columns,
-        "QUERY_MAP": options.query_map,
-        "KEY_MAP": options.key_map,
-        "num_warps": warps,
-        **dot,
-    }
-    return sequences * heads, shape
-
-
-def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
-    """Head widths padded to the powers of two that products need, at least 16."""
-    return padded(query.shape[-1]), padded(value.shape[-1])
-
-
-def _plan(
-    query: Tensor, value: Tensor, keys: int, cu_seqlens: Tensor | None, blocks: dict[int, tuple[int, int]]
-) -> tuple[Grid, dict[str, int], dict[str, Any], int]:
-    batch, heads, queries, width = query.shape
-    columns, value_columns = _columns(query, value)
-    rows, warps = blocks[max(columns, value_columns)]
-    if cu_seqlens is not None:
-        batch = cu_seqlens.shape[0] - 1
-        queries = keys = -(-queries // max(batch, 1))
-    programs = batch * heads
-    wanted = -(-PROGRAMS_PER_PROCESSOR * _processors(query.device) // max(programs, 1))
-    splits = max(1, min(wanted, -(-max(keys, queries) // rows)))
-    grid = Grid(programs, heads, queries, splits, min(-(-queries // (rows * READ_TILES)), MOST_SPLITS))
-    sizes = {
-        "WIDTH": width,
-        "VALUE_WIDTH": value.shape[-1],
-        "SIZE": state_size(width, value.shape[-1]),
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "VALUE_COLUMNS": value_columns,
-    }
-    return grid, sizes, _dot(query.dtype), warps
-
-
-def _dot(dtype: torch.dtype) -> dict[str, Any]:
+def _precision(dtype: torch.dtype, causal: bool) -> dict[str, Any]:
     """The precision of the products' factors; sums are always float32.
 
     bfloat16 inputs are multiplied as they are. float16 is raised to TF32, which has its ten bits and a wider range:
     a state of large keys and values would not fit float16. float32 stays float32. The interpreter knows only float32.
     """
+    if dtype == torch.bfloat16:
+        return {"DOT": tl.float32 if interpreted() else tl.bfloat16, "PRECISION": "bf16"}
     if interpreted() or dtype == torch.float32:
         return {"DOT": tl.float32, "PRECISION": "ieee"}
-    return {"DOT": tl.bfloat16 if dtype == torch.bfloat16 else tl.float32, "PRECISION": "tf32"}
+    # In causal attention scores and sums are rounded once more.
+    return {"DOT": tl.float32, "PRECISION": "tf32x3" if causal else "tf32"}
+
+
+def _table(rotary: tuple[Tensor | None, Tensor | None], dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Cosines and sines as float16 pairs in int32 for bfloat16, whose rounding is eight times as large."""
+    cos, sin = rotary
+    if cos is None or sin is None or dtype != torch.bfloat16:
+        return rotary
+    return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
 
 
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _merged(states: Tensor, sizes: dict[str, int], warps: int) -> Tensor:
-    programs, splits, size = states.shape
-    if splits == 1:
-        return states.squeeze(1)
-    merged = states.new_empty(programs, size)
-    kept = {name: sizes[name] for name in sizes if name != "ROWS"}
-    _start(merge, (programs,), states, merged, splits, **kept, num_warps=warps)
-    return merged
 
 
 def room(query: Tensor, value: Tensor) -> Tensor:
@@ -294,8 +294,8 @@ def room(query: Tensor, value: Tensor) -> Tensor:
     return value.new_empty(*query.shape[:3], value.shape[-1])
 
 
-def _strided(x: Tensor) -> tuple[Any, ...]:
-    return (x, *x.stride())
+def _strided(x: Tensor | None) -> tuple[Any, ...] | None:
+    return None if x is None else (x, *x.stride())
 
 
 def _strided_mask(visible: Tensor | None) -> tuple[Any, ...] | None:

@@ -16,6 +16,7 @@ def attend(
     cos: Tensor | None,
     sin: Tensor | None,
     visible: Tensor | None,
+    weights: Tensor | None,
     cu_seqlens: Tensor | None,
     query_map: str,
     key_map: str,
@@ -25,7 +26,7 @@ def attend(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
-    inputs = launch.Inputs(query, key, value, (cos, sin), visible, cu_seqlens)
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     nothing = query.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(query):
@@ -37,7 +38,8 @@ def attend(
 
 
 @attend.register_fake
-def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, causal, normalizer, eps):  # type: ignore[no-untyped-def]
+def _(query, key, value, cos, sin, visible, weights, cu_seqlens, *options):  # type: ignore[no-untyped-def]
+    _, _, query_mean, causal, _, _ = options
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads, width = sequences * query.shape[1], query.shape[-1]
     size = launch.state_size(width, value.shape[-1])
@@ -55,6 +57,7 @@ def attend_backward(
     cos: Tensor | None,
     sin: Tensor | None,
     visible: Tensor | None,
+    weights: Tensor | None,
     cu_seqlens: Tensor | None,
     states: Tensor,
     sums: Tensor,
@@ -64,36 +67,45 @@ def attend_backward(
     causal: bool,
     normalizer: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    inputs = launch.Inputs(query, key, value, (cos, sin), visible, cu_seqlens)
+    tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; of given weights; and of cosines and sines, side by side. Or empty tensors."""
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     given = sums if query_mean else None
     with torch.cuda.device_of(query):
         if causal:
-            return launch.causal_backward(grad, inputs, options)
-        return launch.backward(grad, inputs, states, given, options)
+            gradients = launch.Gradients(*launch.causal_backward(grad, inputs, options), None, None)
+        else:
+            gradients = launch.backward(grad, inputs, states, given, options, tables)
+    of_weights, of_tables = (states.new_empty(0) if x is None else x for x in gradients[3:])
+    return *gradients[:3], of_weights, of_tables
 
 
 @attend_backward.register_fake
-def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def _(grad, query, key, value, cos, sin, visible, weights, cu_seqlens, states, *rest):  # type: ignore[no-untyped-def]
+    of_weights = states.new_empty(0 if weights is None else weights.shape, dtype=torch.float32)
+    of_tables = states.new_empty((query.shape[2], query.shape[3]) if rest[-1] else 0)
+    return *(torch.empty_like(x) for x in (query, key, value)), of_weights, of_tables
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, key, value, cos, sin, visible, cu_seqlens, *options = inputs
+    tensors, options = inputs[:8], inputs[8:]
     _, states, sums = output
     ctx.mark_non_differentiable(states, sums)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, cos, sin, visible, cu_seqlens, states, sums)
+    ctx.save_for_backward(*tensors, states, sums)
     ctx.options = options
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 10
+    none = (None,) * 7  # of cu_seqlens and the options
     if grad is None:
-        return (None, None, None, *none)
-    return (*attend_backward(grad, *ctx.saved_tensors, *ctx.options), *none)
+        return (*(None,) * 7, *none)
+    tables = any(ctx.needs_input_grad[3:5])
+    *gradients, of_weights, of_tables = attend_backward(grad, *ctx.saved_tensors, *ctx.options, tables)
+    cos, sin = of_tables.tensor_split(2, dim=-1) if tables else (None, None)
+    return *gradients, cos, sin, None, of_weights if ctx.needs_input_grad[6] else None, *none
 
 
 attend.register_autograd(_gradients, setup_context=_save)

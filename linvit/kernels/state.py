@@ -1,28 +1,37 @@
 """Bidirectional attention forward: `query_mean`, `summarize`, `merge` and `read`, as in `linvit.ops`.
 
-A state is one float32 row: S (width × value width), z, u, r, n, shift, as in `linvit.ops.State`. Each head's tokens are
-distributed over `splits` programs, tile by tile; each writes its own state and `merge` joins them in a fixed order, so
-results are the same in every run.
+A state is one float32 row: S (width × value width), z, u, r, n, shift, as in `linvit.ops.State`, with exponents of two.
+Where inputs are bfloat16 and rotated, and the normalizer is proportional (RAW), S is not centred, and u and r are zero.
+Each head's tokens are distributed over `splits` programs; each writes its own state and `merge` joins them in a fixed
+order, so results are the same in every run.
 """
 
 import triton
 import triton.language as tl
 
+from linvit.kernels.formulas import LOG2E, power_of_two
 from linvit.kernels.tiles import (
     factor,
-    feature,
-    gain_and_level,
+    features,
+    folded,
     head_of,
     inside_tile,
+    load_row,
+    load_table,
     load_tile,
-    load_visible,
-    rotate,
+    share_of,
     span,
     store_tile,
     tile_mean,
+    turn,
+    two_columns,
+    visible_tokens,
 )
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
+# Weights are relative to 2^shift. Where the largest exponent is further away than this, they are summed again with a
+# better shift; nothing has to be compared and multiplied in the loop then. float32 has room for 2^127.
+ROOM = tl.constexpr(80.0)
 
 
 @triton.jit
@@ -38,14 +47,21 @@ def store_vector(pointer, x, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def state_pointers(
+    state, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VALUE_COLUMNS: tl.constexpr
+):
+    """Pointers to S, and which of them are inside."""
+    row, column = tl.arange(0, COLUMNS)[:, None], tl.arange(0, VALUE_COLUMNS)[None, :]
+    return state + row * VALUE_WIDTH + column, (row < WIDTH) & (column < VALUE_WIDTH)
+
+
+@triton.jit
 def load_state(
     state, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VALUE_COLUMNS: tl.constexpr
 ):
     """S, z, u and r of a state."""
-    inside = inside_tile(0, WIDTH, COLUMNS, VALUE_COLUMNS, VALUE_WIDTH)
-    S = tl.load(
-        state + tl.arange(0, COLUMNS)[:, None] * VALUE_WIDTH + tl.arange(0, VALUE_COLUMNS)[None, :], inside, 0.0
-    )
+    pointers, inside = state_pointers(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    S = tl.load(pointers, inside, 0.0)
     z = load_vector(state + WIDTH * VALUE_WIDTH, COLUMNS, WIDTH)
     u = load_vector(state + WIDTH * VALUE_WIDTH + WIDTH, VALUE_COLUMNS, VALUE_WIDTH)
     r = load_vector(state + WIDTH * VALUE_WIDTH + WIDTH + VALUE_WIDTH, COLUMNS, WIDTH)
@@ -73,14 +89,26 @@ def store_state(
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
 ):
-    inside = inside_tile(0, WIDTH, COLUMNS, VALUE_COLUMNS, VALUE_WIDTH)
-    tl.store(state + tl.arange(0, COLUMNS)[:, None] * VALUE_WIDTH + tl.arange(0, VALUE_COLUMNS)[None, :], S, inside)
+    pointers, inside = state_pointers(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    tl.store(pointers, S, inside)
     store_vector(state + WIDTH * VALUE_WIDTH, z, COLUMNS, WIDTH)
     store_vector(state + WIDTH * VALUE_WIDTH + WIDTH, u, VALUE_COLUMNS, VALUE_WIDTH)
     store_vector(state + WIDTH * VALUE_WIDTH + WIDTH + VALUE_WIDTH, r, COLUMNS, WIDTH)
     pointer = state + WIDTH * VALUE_WIDTH + 2 * WIDTH + VALUE_WIDTH
     tl.store(pointer, n)
     tl.store(pointer + 1, shift)
+
+
+@triton.jit
+def add_queries(total, count, q, mask, at, start, MASKED: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE):
+    visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
+    inside = inside_tile(visible, SHAPE)
+    total += folded(features(load_tile(q, start, inside, SHAPE), inside, MAP)[0], FOLD, SHAPE)
+    if visible is None:
+        count += SHAPE[0]
+    else:
+        count += tl.sum(visible.to(tl.float32), 0)
+    return total, count
 
 
 @triton.jit
@@ -94,22 +122,26 @@ def query_mean(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MAP: tl.constexpr,
+    QUERY_MAP: tl.constexpr,
+    FOLD: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Sum of κ(q) over the visible tokens of a split, and their number: sums (heads, splits, width + 1)."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    q = head_of(query, batch, head, begin)
-    total = tl.zeros((COLUMNS,), tl.float32)
-    count = tl.zeros((1,), tl.float32)
-    for start in range(split * ROWS, length, splits * ROWS):
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH) & visible[:, None]
-        total += tl.sum(feature(load_tile(q, start, inside, ROWS, COLUMNS), inside, MAP), 0)
-        count += tl.sum(visible.to(tl.float32), 0)
-    row = sums + (tl.program_id(0) * splits + split) * (WIDTH + 1)
-    store_vector(row, total, COLUMNS, WIDTH)
-    tl.store(row + WIDTH + tl.arange(0, 1), count)
+    at = span(cu_seqlens, tokens, HEADS)
+    q = head_of(query, at[0], at[1], at[2])
+    first, whole, end = share_of(at[3], ROWS)
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    total = tl.zeros((FOLD, COLUMNS), tl.float32)
+    count = 0.0
+    if mask is None:
+        for start in tl.range(first, whole, ROWS, num_stages=STAGES):
+            total, count = add_queries(total, count, q, mask, at, start, False, QUERY_MAP, FOLD, SHAPE)
+        first = whole
+    for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
+        total, count = add_queries(total, count, q, mask, at, start, True, QUERY_MAP, FOLD, SHAPE)
+    row = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (WIDTH + 1)
+    store_vector(row, tl.sum(total, 0), COLUMNS, WIDTH)
+    tl.store(row + WIDTH, count)
 
 
 @triton.jit
@@ -121,12 +153,131 @@ def load_query_mean(sums, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def add_tokens(
+    sums, k, v, rotary, mask, weights, mean, shift, origin, at, start,
+    MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """The sums S, z, r and u, the mass of each row and its largest exponent, with those of one more tile."""
+    S, z, r, u, n, peak = sums
+    visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
+    inside = inside_tile(visible, SHAPE)
+    x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
+    kp, _ = features(load_tile(k, start, inside, SHAPE), inside, MAP)
+    mass = None
+    if mean is not None:
+        exponent = tl.sum(kp * mean[None, :], 1)
+        if visible is not None:
+            exponent = tl.where(visible, exponent, LOWEST)
+        peak = tl.maximum(peak, exponent)
+        mass = power_of_two(exponent - shift)
+    elif weights is not None:
+        mass = load_row(weights, at, start, visible, SHAPE[0])
+    if mass is not None:
+        if visible is not None:
+            mass = tl.where(visible, mass, 0.0)
+        kp *= mass[:, None]
+        n += mass
+    elif visible is not None:
+        n += visible.to(tl.float32)
+    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    if c is not None:
+        z += folded(kp, FOLD, SHAPE)
+    # r sums the same rounded keys as the product, so that centring S leaves no rounding error.
+    rk = tl.trans(factor(turn(kp, c, s, SHAPE), DOT, PRECISION))
+    if PRECISION == "bf16":
+        x = x.to(DOT)
+        if not RAW:
+            ones = tl.full((SHAPE[0], 16), 1.0, DOT)
+            r = tl.dot(rk, ones, r)
+            u = tl.dot(tl.trans(x), ones if mass is None else two_columns(mass, DOT, PRECISION), u)
+    else:
+        x = x.to(tl.float32) - origin[None, :]
+        if visible is not None:
+            x = tl.where(visible[:, None], x, 0.0)
+        r += folded(tl.trans(rk), FOLD, SHAPE)
+        u += folded(x if mass is None else x * mass[:, None], VALUE_FOLD, VALUES)
+        x = factor(x, DOT, PRECISION)
+    S = tl.dot(rk, x, S, input_precision="ieee" if PRECISION == "bf16" else PRECISION)
+    return S, z, r, u, n, peak
+
+
+@triton.jit
+def zeros_of(FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES):
+    S, z = tl.zeros((SHAPE[1], VALUES[1]), tl.float32), tl.zeros((FOLD, SHAPE[1]), tl.float32)
+    if PRECISION == "bf16":
+        r, u = tl.zeros((SHAPE[1], 16), tl.float32), tl.zeros((VALUES[1], 16), tl.float32)
+    else:
+        r, u = tl.zeros((FOLD, SHAPE[1]), tl.float32), tl.zeros((VALUE_FOLD, VALUES[1]), tl.float32)
+    return S, z, r, u
+
+
+@triton.jit
+def sums_of(
+    k, v, rotary, mask, weights, mean, shift, origin, at,
+    FAST: tl.constexpr, STAGES: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
+    VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """What `add_tokens` returns for all tokens of a split."""
+    first, whole, end = share_of(at[3], SHAPE[0])
+    S, z, r, u = zeros_of(FOLD, VALUE_FOLD, PRECISION, SHAPE, VALUES)
+    n, peak = tl.zeros((SHAPE[0],), tl.float32), tl.full((SHAPE[0],), LOWEST, tl.float32)
+    if mask is None and FAST:
+        for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
+            S, z, r, u, n, peak = add_tokens(
+                (S, z, r, u, n, peak), k, v, rotary, mask, weights, mean, shift, origin, at, start,
+                False, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
+            )  # fmt: skip
+        if mean is None and weights is None:
+            n += (whole - first) // SHAPE[0]
+        first = whole
+    for start in tl.range(first, end, SHAPE[0], num_stages=1 if mask is None else STAGES):
+        S, z, r, u, n, peak = add_tokens(
+            (S, z, r, u, n, peak), k, v, rotary, mask, weights, mean, shift, origin, at, start,
+            True, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
+        )  # fmt: skip
+    return S, z, r, u, tl.sum(n, 0), tl.max(peak, 0)
+
+
+@triton.jit
+def summary(
+    k, v, rotary, mask, weights, mean, shift, at,
+    FAST: tl.constexpr, STAGES: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
+    VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """S, z, u, r and n of a split's tokens, and their largest exponent; mean is that of κ(q), in exponents of two."""
+    origin = tl.zeros((VALUES[1],), tl.float32)
+    if PRECISION == "ieee":
+        origin += tile_mean(v, mask, at, share_of(at[3], SHAPE[0])[0], VALUES)
+    S, z, r, u, n, peak = sums_of(
+        k, v, rotary, mask, weights, mean, shift, origin, at,
+        FAST, STAGES, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
+    )  # fmt: skip
+    share = 1 / tl.where(n == 0, 1.0, n)
+    S, z = S * share, tl.sum(z, 0) * share
+    if PRECISION == "bf16":
+        r, u = tl.sum(r, 1) * share, tl.sum(u, 1) * share
+        if mean is None and weights is None:
+            r, u = r / 16, u / 16
+        else:
+            r = r / 16
+    else:
+        r, u = tl.sum(r, 0) * share, tl.sum(u, 0) * share
+    if not RAW:
+        S -= r[:, None] * u[None, :]
+        if rotary[0] is None:
+            z = r
+        u += origin
+    return S, z, u, r, n, peak
+
+
+@triton.jit
 def summarize(
     key,
     value,
-    cos,
-    sin,
+    rotary,
     mask,
+    weights,
     sums,
     states,
     cu_seqlens,
@@ -139,52 +290,35 @@ def summarize(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
-    MAP: tl.constexpr,
+    KEY_MAP: tl.constexpr,
+    RAW: tl.constexpr,
+    FOLD: tl.constexpr,
+    VALUE_FOLD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """State of a split's tokens; with `sums`, weights are exp(s · mean κ(q) · κ(k)) over their largest so far."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    k, v = head_of(key, batch, head, begin), head_of(value, batch, head, begin)
-    S = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
-    z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    u = tl.zeros((VALUE_COLUMNS,), tl.float32)
-    n, shift = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
-    first = split * ROWS
-    origin = tile_mean(v, mask, batch, head, begin, first, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, PRECISION)
+    """State of a split's tokens; with `sums`, weights are exp(s · mean κ(q) · κ(k)) over the largest of them."""
+    at = span(cu_seqlens, tokens, HEADS)
+    k, v = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2])
+    mean = None
     if sums is not None:
-        mean, _ = load_query_mean(sums, COLUMNS, WIDTH)
-        shift += LOWEST
-    for start in range(split * ROWS, length, splits * ROWS):
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH) & visible[:, None]
-        kp = feature(load_tile(k, start, inside, ROWS, COLUMNS), inside, MAP)
-        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH) & visible[:, None]
-        x = load_tile(v, start, inside, ROWS, VALUE_COLUMNS) - origin[None, :]
-        mass = visible.to(tl.float32)
-        if sums is not None:
-            exponent = tl.where(visible, tl.sum(kp * mean[None, :], 1) * scale, LOWEST)
-            top = tl.maximum(shift, tl.max(exponent, 0))
-            older = tl.exp(shift - top)
-            mass = tl.where(visible, tl.exp(exponent - top), 0.0)
-            S, z, r, u = S * older[:, None], z * older, r * older, u * older
-            n, shift = n * older, top
-        rk = rotate(kp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH) * mass[:, None]
-        # r sums the same rounded keys as the product, so that centring S leaves no rounding error.
-        rk = factor(rk, DOT, PRECISION)
-        S += tl.dot(tl.trans(rk), factor(x, DOT, PRECISION), input_precision=PRECISION)
-        r += tl.sum(rk.to(tl.float32), 0)
-        z += tl.sum(kp * mass[:, None], 0)
-        u += tl.sum(x * mass[:, None], 0)
-        n += tl.sum(mass, 0)
-    divisor = tl.where(n == 0, 1.0, n)
-    z, r, u = z / divisor, r / divisor, u / divisor
-    if cos is None:
-        z = r
-    S = S / divisor[:, None] - r[:, None] * u[None, :]
-    row = states + (tl.program_id(0) * splits + split).to(tl.int64) * SIZE
-    store_state(row, S, z, u + origin, r, tl.sum(n, 0), tl.sum(shift, 0), WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+        mean = load_query_mean(sums, COLUMNS, WIDTH)[0] * (scale * LOG2E)
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
+    row = states + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * SIZE
+    S, z, u, r, n, peak = summary(
+        k, v, rotary, mask, weights, mean, 0.0, at,
+        True, STAGES, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
+    )  # fmt: skip
+    store_state(row, S, z, u, r, n, 0.0, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    if mean is not None:  # noqa: SIM102
+        if tl.abs(peak) > ROOM:
+            S, z, u, r, n, _ = summary(
+                k, v, rotary, mask, weights, mean, peak, at,
+                False, 1, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
+            )  # fmt: skip
+            store_state(row, S, z, u, r, n, peak, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
 
 
 @triton.jit
@@ -198,7 +332,7 @@ def merge(
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
 ):
-    """A head's state, merged from those of its splits in order."""
+    """A head's state, merged from those of its splits in order; uncentred ones have u = 0."""
     head = tl.program_id(0).to(tl.int64)
     row = states + head * splits * SIZE
     S, z, u, r = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
@@ -208,8 +342,8 @@ def merge(
         S_2, z_2, u_2, r_2 = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
         n_2, shift_2 = load_mass(row, WIDTH, VALUE_WIDTH)
         top = tl.maximum(shift, shift_2)
-        n_2 = n_2 * tl.exp(shift_2 - top)
-        n = n * tl.exp(shift - top) + n_2
+        n_2 = n_2 * tl.exp2(shift_2 - top)
+        n = n * tl.exp2(shift - top) + n_2
         shift = top
         share = n_2 / tl.where(n == 0, 1.0, n)
         S += share * (S_2 - S + (1 - share) * (r_2 - r)[:, None] * (u_2 - u)[None, :])
@@ -220,11 +354,68 @@ def merge(
 
 
 @triton.jit
+def write_tile(
+    q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+    MASKED: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """The output of a tile of queries; z and r are factors of two columns where their products are exact enough."""
+    visible = visible_tokens(None, at, start, MASKED, SHAPE[0])
+    inside = inside_tile(visible, SHAPE)
+    qp, _ = features(load_tile(q, start, inside, SHAPE), inside, MAP)
+    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    turned = turn(qp, c, s, SHAPE)
+    rq = factor(turned, DOT, PRECISION)
+    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
+    if PRECISION == "bf16" and POSITIVE:
+        den = tl.sum(tl.dot(factor(qp, DOT, PRECISION), z), 1)
+    else:
+        den = tl.sum(qp * z[None, :], 1)
+    covariance = tl.dot(rq, S, input_precision=INNER)
+    if RAW:
+        gain, _ = NORMALIZER(den, den, mass, scale, eps)
+        result = gain[:, None] * covariance
+    else:
+        if c is None:
+            num = den
+        elif PRECISION == "bf16":
+            num = tl.sum(tl.dot(rq, r), 1)
+        else:
+            num = tl.sum(turned * r[None, :], 1)
+        gain, level = NORMALIZER(num, den, mass, scale, eps)
+        result = gain[:, None] * covariance + level[:, None] * u[None, :]
+    store_tile(o, start, inside_tile(visible, VALUES), result, VALUES)
+
+
+@triton.jit
+def write_outputs(
+    q, o, S, z, u, r, mass, rotary, at, scale, eps,
+    STAGES: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    S = factor(S, DOT, PRECISION)
+    if PRECISION == "bf16":
+        r = two_columns(r, DOT, PRECISION)
+        if POSITIVE:
+            z = two_columns(z, DOT, PRECISION)
+    first, whole, end = share_of(at[3], SHAPE[0])
+    for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
+        write_tile(
+            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+            False, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
+        )  # fmt: skip
+    for start in tl.range(whole, end, SHAPE[0], num_stages=1):
+        write_tile(
+            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+            True, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
+        )  # fmt: skip
+
+
+@triton.jit
 def read(
     query,
     out,
-    cos,
-    sin,
+    rotary,
     states,
     cu_seqlens,
     tokens,
@@ -237,26 +428,23 @@ def read(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
-    MAP: tl.constexpr,
+    QUERY_MAP: tl.constexpr,
+    POSITIVE: tl.constexpr,
     NORMALIZER: tl.constexpr,
+    RAW: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The output of the queries of a split, read from their head's state."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    q, o = head_of(query, batch, head, begin), head_of(out, batch, head, begin)
+    at = span(cu_seqlens, tokens, HEADS)
+    q, o = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2])
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
-    S = factor(S, DOT, PRECISION)
-    for start in range(split * ROWS, length, splits * ROWS):
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
-        qp = feature(load_tile(q, start, inside, ROWS, COLUMNS), inside, MAP)
-        rq = rotate(qp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH)
-        num, den = tl.sum(rq * r[None, :], 1), tl.sum(qp * z[None, :], 1)
-        gain, level = gain_and_level(num, den, mass, scale, eps, NORMALIZER)
-        covariance = tl.dot(factor(rq, DOT, PRECISION), S, input_precision=PRECISION)
-        result = gain[:, None] * covariance + level[:, None] * u[None, :]
-        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-        store_tile(o, start, inside, result, ROWS, VALUE_COLUMNS)
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
+    write_outputs(
+        q, o, S, z, u, r, mass, rotary, at, scale, eps,
+        STAGES, QUERY_MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
+    )  # fmt: skip

@@ -1,37 +1,108 @@
 """Bidirectional attention backward: everything is recomputed from q, k, v and the heads' states.
 
-`read_backward` goes over the queries, `summarize_backward` over the keys. With c the covariance that a query reads and
-g its output's gradient,
+`read_backward` goes over the queries, `summarize_backward` over the keys. With g the gradient of the output,
+w_j = Rᵀ(dS (v_j - u) + dr) + dz and e = du - dSᵀ r,
 
     dS = Σ gain · Rκ(q) ⊗ g     dr = Σ dnum · Rκ(q)     dz = Σ dden · κ(q)     du = Σ level · g
-    dRκ(k_j) = α_j (dS (v_j - u) + dr)        dκ(k_j) = Rᵀ dRκ(k_j) + α_j dz
-    dv_j = α_j (dSᵀ (Rκ(k_j) - r) + du)
+    dκ(k_j) = α_j w_j           dv_j = α_j (dSᵀ Rκ(k_j) + e)
 
-and for the exponents of the weights a closed form, which needs no further pass because Σ_j α_j dα_j is known:
+For weights a closed form needs no further pass, because Σ_j α_j dα_j is known:
 
-    dexponent_j = α_j ((Rκ(k_j) - r) · (dS (v_j - u) + dr) + (v_j - u) · du + (κ(k_j) - z) · dz - <S, dS>)
+    dα_j - Σ_i α_i dα_i = κ(k_j) · w_j + v_j · e - (<S, dS> + z · dz + r · dr + u · e)
 
-A gradient of a state has the memory layout of a state; its n and shift are unused.
+A state that is not centred has u = r = du = dr = 0. A gradient of a state has the memory layout of a state; its n and
+shift are unused.
 """
 
 import triton
 import triton.language as tl
 
-from linvit.kernels.state import load_mass, load_query_mean, load_state, load_vector, store_state, store_vector
+from linvit.kernels.formulas import LOG2E, power_of_two
+from linvit.kernels.state import (
+    load_mass,
+    load_query_mean,
+    load_state,
+    load_vector,
+    store_state,
+    store_vector,
+)
 from linvit.kernels.tiles import (
     factor,
-    feature,
-    feature_slope,
-    gain_and_level,
-    gain_and_level_backward,
+    features,
+    folded,
     head_of,
     inside_tile,
+    load_row,
+    load_table,
     load_tile,
-    load_visible,
-    rotate,
+    share_of,
     span,
+    store_row,
+    store_table_grad,
     store_tile,
+    turn,
+    turn_back,
+    two_columns,
+    visible_tokens,
 )
+
+
+@triton.jit
+def queries_backward(
+    grads, q, g, query_grad, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
+    MASKED: tl.constexpr, MAP: tl.constexpr, NORMALIZER: tl.constexpr, BACKWARD: tl.constexpr,
+    RAW: tl.constexpr, STATE: tl.constexpr, FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """The gradients of S, z, r and u with those of one more tile of queries, whose own gradient is stored."""
+    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
+    dS, dz, dr, du = grads
+    exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
+    inside = inside_tile(exists, SHAPE)
+    dout = load_tile(g, start, inside_tile(exists, VALUES), VALUES).to(DOT)
+    qp, slope = features(load_tile(q, start, inside, SHAPE), inside, MAP)
+    c, s = load_table(rotary, at[2], start, exists, SHAPE)
+    rq = turn(qp, c, s, SHAPE)
+    den = tl.sum(qp * z[None, :], 1)
+    if exists is not None:
+        den = tl.where(exists, den, 1.0)
+    # g · c = Rκ(q) · S g: one product serves the gain's gradient and the query's.
+    turned = tl.dot(dout, tl.trans(S), input_precision=INNER)
+    dgain = tl.sum(rq * turned, 1)
+    if RAW:
+        gain, level = NORMALIZER(den, den, mass, scale, eps)
+        dnum, dden = BACKWARD(dgain, tl.zeros_like(den), den, den, mass, scale, eps)
+    else:
+        dlevel = tl.sum(dout.to(tl.float32) * u[None, :], 1)
+        num = den if c is None else tl.sum(rq * r[None, :], 1)
+        gain, level = NORMALIZER(num, den, mass, scale, eps)
+        dnum, dden = BACKWARD(dgain, dlevel, num, den, mass, scale, eps)
+        if c is None:  # z is r
+            dnum += dden
+    if STATE:
+        dS = tl.dot(tl.trans(factor(rq * gain[:, None], DOT, PRECISION)), dout, dS, input_precision=INNER)
+        if c is not None:
+            dz += folded(qp * dden[:, None], FOLD, SHAPE)
+        if not RAW:
+            dr += folded(rq * dnum[:, None], FOLD, SHAPE)
+            du += folded(dout.to(tl.float32) * level[:, None], VALUE_FOLD, VALUES)
+    if query_grad is not None:
+        drq = gain[:, None] * turned
+        if not RAW:
+            drq += dnum[:, None] * r[None, :]
+        if table_grad is not None:
+            store_table_grad(table_grad, qp, drq, start, exists, SHAPE)
+        dqp = turn_back(drq, c, s, SHAPE)
+        if c is not None:
+            dqp += dden[:, None] * z[None, :]
+        if dmean is not None:
+            visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
+            if visible is None:
+                dqp += dmean[None, :]
+            else:
+                dqp += tl.where(visible[:, None], dmean[None, :], 0.0)
+        store_tile(query_grad, start, inside, dqp * slope, SHAPE)
+    return dS, dz, dr, du
 
 
 @triton.jit
@@ -39,8 +110,8 @@ def read_backward(
     query,
     grad,
     query_grad,
-    cos,
-    sin,
+    table_grads,
+    rotary,
     mask,
     sums,
     mean_grads,
@@ -57,60 +128,119 @@ def read_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
-    MAP: tl.constexpr,
+    QUERY_MAP: tl.constexpr,
     NORMALIZER: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    RAW: tl.constexpr,
+    FOLD: tl.constexpr,
+    VALUE_FOLD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Gradient of a split's queries (unless query_grad is None) and of the state (unless state_grads is None).
 
     `mean_grads` (heads, width) is the gradient of the queries' mean; it reaches the visible queries.
     """
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    q, g = head_of(query, batch, head, begin), head_of(grad, batch, head, begin)
+    at = span(cu_seqlens, tokens, HEADS)
+    q, g = head_of(query, at[0], at[1], at[2]), head_of(grad, at[0], at[1], at[2])
+    dq, table_grad = None, None
+    if query_grad is not None:
+        dq = head_of(query_grad, at[0], at[1], at[2])
+    if table_grads is not None:
+        table_grad = head_of(table_grads, at[0], at[1], at[2])
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
     S = factor(S, DOT, PRECISION)
-    if state_grads is not None:
-        dS = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
-        dz, dr = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-        du = tl.zeros((VALUE_COLUMNS,), tl.float32)
+    dS, dz = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32), tl.zeros((FOLD, COLUMNS), tl.float32)
+    dr, du = tl.zeros((FOLD, COLUMNS), tl.float32), tl.zeros((VALUE_FOLD, VALUE_COLUMNS), tl.float32)
+    dmean = None
     if mean_grads is not None:
         _, count = load_query_mean(sums, COLUMNS, WIDTH)
         dmean = load_vector(mean_grads + tl.program_id(0) * WIDTH, COLUMNS, WIDTH) / count
-    for start in range(split * ROWS, length, splits * ROWS):
-        inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
-        x = load_tile(q, start, inside, ROWS, COLUMNS)
-        qp = feature(x, inside, MAP)
-        rq = rotate(qp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH)
-        dout = load_tile(
-            g, start, inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH), ROWS, VALUE_COLUMNS
-        ).to(DOT)
-        exists = start + tl.arange(0, ROWS) < length
-        num, den = tl.sum(rq * r[None, :], 1), tl.where(exists, tl.sum(qp * z[None, :], 1), 1.0)
-        gain, level = gain_and_level(num, den, mass, scale, eps, NORMALIZER)
-        # g · c = Rκ(q) · S g: one product serves the gain's gradient and the query's.
-        turned = tl.dot(dout, tl.trans(S), input_precision=PRECISION)
-        dgain, dlevel = tl.sum(rq * turned, 1), tl.sum(dout.to(tl.float32) * u[None, :], 1)
-        dnum, dden = gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER)
-        if state_grads is not None:
-            dS += tl.dot(tl.trans(factor(rq * gain[:, None], DOT, PRECISION)), dout, input_precision=PRECISION)
-            dr += tl.sum(rq * dnum[:, None], 0)
-            dz += tl.sum(qp * dden[:, None], 0)
-            du += tl.sum(dout.to(tl.float32) * level[:, None], 0)
-        if query_grad is not None:
-            drq = gain[:, None] * turned + dnum[:, None] * r[None, :]
-            dqp = rotate(drq, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH) + dden[:, None] * z[None, :]
-            if mean_grads is not None:
-                visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-                dqp += tl.where(visible[:, None], dmean[None, :], 0.0)
-            dq = head_of(query_grad, batch, head, begin)
-            store_tile(dq, start, inside, dqp * feature_slope(x, MAP), ROWS, COLUMNS)
+    first, whole, end = share_of(at[3], ROWS)
+    PLAIN: tl.constexpr = mask is None or mean_grads is None
+    if PLAIN:
+        for start in tl.range(first, whole, ROWS, num_stages=STAGES):
+            dS, dz, dr, du = queries_backward(
+                (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
+                False, QUERY_MAP, NORMALIZER, BACKWARD, RAW, state_grads is not None, FOLD, VALUE_FOLD,
+                DOT, PRECISION, SHAPE, VALUES,
+            )  # fmt: skip
+        first = whole
+    for start in tl.range(first, end, ROWS, num_stages=1 if PLAIN else STAGES):
+        dS, dz, dr, du = queries_backward(
+            (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
+            True, QUERY_MAP, NORMALIZER, BACKWARD, RAW, state_grads is not None, FOLD, VALUE_FOLD,
+            DOT, PRECISION, SHAPE, VALUES,
+        )  # fmt: skip
     if state_grads is not None:
-        row = state_grads + (tl.program_id(0) * splits + split).to(tl.int64) * SIZE
+        row = state_grads + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * SIZE
+        dz, dr, du = tl.sum(dz, 0), tl.sum(dr, 0), tl.sum(du, 0)
         store_state(row, dS, dz, du, dr, 0.0, 0.0, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+
+
+@triton.jit
+def keys_backward(
+    dmean, k, v, dk, dv, table_grad, dS, u, dz, c_0, e, mean, shift, share, overlap, rotary, mask, weights,
+    weight_grads, at, start,
+    MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+):  # fmt: skip
+    """Stores the gradients of a tile of keys and values; that of the mean of κ(q) with one more tile's."""
+    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
+    exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
+    visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
+    inside = inside_tile(visible, SHAPE)
+    x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
+    kp, slope = features(load_tile(k, start, inside, SHAPE), inside, MAP)
+    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    rk = turn(kp, c, s, SHAPE)
+    x = x.to(DOT) if PRECISION == "bf16" else x.to(tl.float32) - u[None, :]
+    turned = tl.dot(factor(x, DOT, PRECISION), tl.trans(dS), input_precision=INNER)
+    dvalue = tl.dot(factor(rk, DOT, PRECISION), dS, input_precision=INNER)
+    if not RAW:
+        turned += c_0[None, :]
+        dvalue += e[None, :]
+    dkp = turn_back(turned, c, s, SHAPE) + dz[None, :]
+    if mean is not None or weights is not None:
+        if mean is not None:
+            exponent = tl.sum(kp * mean[None, :], 1) - shift
+            if visible is not None:
+                exponent = tl.where(visible, exponent, 0.0)
+            alpha = power_of_two(exponent) * share
+        else:
+            alpha = load_row(weights, at, start, visible, SHAPE[0]) * share
+        if visible is not None:
+            alpha = tl.where(visible, alpha, 0.0)
+        dalpha = tl.sum(kp * dkp, 1) - overlap
+        if not RAW:
+            if PRECISION == "bf16":
+                dalpha += tl.sum(tl.dot(x, two_columns(e, DOT, PRECISION)), 1)
+            else:
+                dalpha += tl.sum(x * e[None, :], 1)
+        dvalue *= alpha[:, None]
+        dkp *= alpha[:, None]
+        if mean is not None:
+            dexponent = dalpha * alpha * 0.6931471805599453
+            dkp += dexponent[:, None] * mean[None, :]
+            dmean += folded(kp * dexponent[:, None], FOLD, SHAPE)
+        elif weight_grads is not None:
+            if visible is not None:
+                dalpha = tl.where(visible, dalpha, 0.0)
+            store_row(weight_grads, at, start, exists, dalpha * share, SHAPE[0])
+    elif visible is not None:  # share is in dS already
+        dvalue, dkp = tl.where(visible[:, None], dvalue, 0.0), tl.where(visible[:, None], dkp, 0.0)
+    if table_grad is not None:
+        if mean is not None or weights is not None:
+            turned *= alpha[:, None]
+        store_table_grad(table_grad, kp, turned, start, exists, SHAPE)
+    store_tile(dv, start, inside_tile(exists, VALUES), dvalue, VALUES)
+    store_tile(dk, start, inside_tile(exists, SHAPE), dkp * slope, SHAPE)
+    return dmean
 
 
 @triton.jit
@@ -119,9 +249,11 @@ def summarize_backward(
     value,
     key_grad,
     value_grad,
-    cos,
-    sin,
+    table_grads,
+    rotary,
     mask,
+    weights,
+    weight_grads,
     sums,
     mean_grads,
     states,
@@ -136,51 +268,56 @@ def summarize_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
-    MAP: tl.constexpr,
+    KEY_MAP: tl.constexpr,
+    RAW: tl.constexpr,
+    FOLD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Gradients of a split's keys and values, and its part of the query mean's: mean_grads (heads, splits, width)."""
-    batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    k, v = head_of(key, batch, head, begin), head_of(value, batch, head, begin)
-    dk, dv = head_of(key_grad, batch, head, begin), head_of(value_grad, batch, head, begin)
+    at = span(cu_seqlens, tokens, HEADS)
+    k, v = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2])
+    dk, dv = head_of(key_grad, at[0], at[1], at[2]), head_of(value_grad, at[0], at[1], at[2])
+    table_grad = None
+    if table_grads is not None:
+        table_grad = head_of(table_grads, at[0], at[1], at[2])
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     offset = tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(states + offset, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     n, shift = load_mass(states + offset, WIDTH, VALUE_WIDTH)
     dS, dz, du, dr = load_state(state_grads + offset, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    mean, overlap = None, 0.0
     if sums is not None:
-        overlap = tl.sum(tl.sum(S * dS, 1), 0)
-        mean, _ = load_query_mean(sums, COLUMNS, WIDTH)
-        dmean = tl.zeros((COLUMNS,), tl.float32)
-    divisor = tl.where(n == 0, 1.0, n)
+        mean = load_query_mean(sums, COLUMNS, WIDTH)[0] * (scale * LOG2E)
+    if sums is not None or weights is not None:
+        overlap = tl.sum(tl.sum(S * dS, 1), 0) + tl.sum(z * dz, 0)
+    share = 1 / tl.where(n == 0, 1.0, n)
+    if sums is None and weights is None:
+        dS, dz, dr, du = dS * share, dz * share, dr * share, du * share
     dS = factor(dS, DOT, PRECISION)
-    for start in range(split * ROWS, length, splits * ROWS):
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        seen = inside_tile(start, length, ROWS, COLUMNS, WIDTH) & visible[:, None]
-        x = load_tile(k, start, seen, ROWS, COLUMNS)
-        kp = feature(x, seen, MAP)
-        rk = rotate(kp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH) - r[None, :]
-        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-        centred = load_tile(v, start, inside & visible[:, None], ROWS, VALUE_COLUMNS) - u[None, :]
-        if sums is None:
-            alpha = tl.where(visible, 1 / divisor, 0.0)
-        else:
-            exponent = tl.sum(kp * mean[None, :], 1) * scale - shift
-            alpha = tl.where(visible, tl.exp(tl.where(visible, exponent, 0.0)) / divisor, 0.0)
-        turned = tl.dot(factor(centred, DOT, PRECISION), tl.trans(dS), input_precision=PRECISION) + dr[None, :]
-        dvalue = tl.dot(factor(rk, DOT, PRECISION), dS, input_precision=PRECISION) + du[None, :]
-        store_tile(dv, start, inside, dvalue * alpha[:, None], ROWS, VALUE_COLUMNS)
-        dkp = rotate(turned, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH) + dz[None, :]
-        dkp = dkp * alpha[:, None]
-        if sums is not None:
-            dalpha = tl.sum(rk * turned, 1) + tl.sum(centred * du[None, :], 1) - overlap
-            dalpha += tl.sum((kp - z[None, :]) * dz[None, :], 1)
-            dexponent = dalpha * alpha * scale
-            dkp += dexponent[:, None] * mean[None, :]
-            dmean += tl.sum(dexponent[:, None] * kp, 0)
-        store_tile(
-            dk, start, inside_tile(start, length, ROWS, COLUMNS, WIDTH), dkp * feature_slope(x, MAP), ROWS, COLUMNS
-        )
+    c, e = dr, du
+    if not RAW:
+        e = du - tl.sum(dS.to(tl.float32) * r[:, None], 0)
+        overlap += tl.sum(r * dr, 0)
+        if PRECISION == "bf16":
+            c = dr - tl.sum(dS.to(tl.float32) * u[None, :], 1)
+            overlap += tl.sum(u * e, 0)
+    dmean = tl.zeros((FOLD, COLUMNS), tl.float32)
+    first, whole, end = share_of(at[3], ROWS)
+    if mask is None:
+        for start in tl.range(first, whole, ROWS, num_stages=STAGES):
+            dmean = keys_backward(
+                dmean, k, v, dk, dv, table_grad, dS, u, dz, c, e, mean, shift, share, overlap, rotary, mask, weights,
+                weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+            )  # fmt: skip
+        first = whole
+    for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
+        dmean = keys_backward(
+            dmean, k, v, dk, dv, table_grad, dS, u, dz, c, e, mean, shift, share, overlap, rotary, mask, weights,
+            weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+        )  # fmt: skip
     if sums is not None:
-        store_vector(mean_grads + (tl.program_id(0) * splits + split) * WIDTH, dmean, COLUMNS, WIDTH)
+        row = mean_grads + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * WIDTH
+        store_vector(row, tl.sum(dmean, 0) * (scale * LOG2E), COLUMNS, WIDTH)

@@ -13,6 +13,7 @@ NORMALIZERS = ("divide", "magnitude", "subtract", "none", "sum")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PADDED = (16, 32, 64, 128)  # head widths are padded to the next of these
 WIDEST = PADDED[-1]
+FARTHEST = 2**31 - 1  # offsets have 32 bits
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
 # Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
 TENSOR_CORES = (8, 0)
@@ -27,18 +28,23 @@ SHARED = {
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, **options)
+    reason = inputs_obstacle(query, value, gradients=not causal, **options)
     if reason is not None:
         return reason
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
-    weighting = options.get("weighting", "uniform")
-    if weighting == "query_mean" and options.get("normalizer") == "sum":
-        return "normalizer='sum' has a kernel for uniform weights only"
     if causal == "block":
         return "causal='block' has no kernel"
-    if causal and weighting != "uniform":
+    weighting = options.get("weighting", "uniform")
+    if isinstance(weighting, Tensor):
+        if causal:
+            return "weights that are given have no causal kernel"
+    elif weighting == "query_mean" and options.get("normalizer") == "sum":
+        return "normalizer='sum' has a kernel for uniform weights only"
+    elif causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
+    if any(x.shape[2] * x.stride(2) + x.shape[3] * x.stride(3) > FARTHEST for x in (query, key, value)):
+        return f"the tokens of a head are spread over more than {FARTHEST:,} numbers"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels support up to {WIDEST}"
     if len({query.device, key.device, value.device}) > 1:
@@ -52,6 +58,7 @@ def inputs_obstacle(
     query: Tensor,
     value: Tensor,
     *,
+    gradients: bool = False,
     feature_map: Any = "elu1",
     weighting: Any = "uniform",
     normalizer: Any = "divide",
@@ -60,12 +67,15 @@ def inputs_obstacle(
     shard: Any = None,
     cu_seqlens: Any = None,
 ) -> str | None:
-    """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may."""
+    """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
+
+    gradients: whether the kernel supports weights that are given, and has gradients of rotary tables.
+    """
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     for name, given, known in (
         ("the queries' feature_map", maps[0], FEATURE_MAPS),
         ("the keys' feature_map", maps[1], FEATURE_MAPS),
-        ("weighting", weighting, WEIGHTINGS),
+        ("weighting", "uniform" if gradients and isinstance(weighting, Tensor) else weighting, WEIGHTINGS),
         ("normalizer", normalizer, NORMALIZERS),
     ):
         if not isinstance(given, str) or given not in known:
@@ -77,8 +87,10 @@ def inputs_obstacle(
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if 0 in (*query.shape, *value.shape):
         return "a tensor is empty"
-    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
-        return "the kernels need rotary tables of shape (tokens, width / 2) without gradients"
+    if rotary is not None and rotary[0].dim() != 2:
+        return "the kernels need rotary tables of shape (tokens, width / 2)"
+    if rotary is not None and not gradients and any(table.requires_grad for table in rotary):
+        return "this kernel has no gradients of rotary tables"
     return None
 
 
@@ -113,7 +125,7 @@ def machine_obstacle(
             return f"{heads} needs {needed:,} bytes of shared memory per program, and the GPU has {limit:,}"
         return None
     if device.type == "cpu":
-        from linvit.kernels.tiles import interpreted
+        from linvit.kernels.formulas import interpreted
 
         if interpreted():
             return None

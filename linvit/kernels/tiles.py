@@ -1,12 +1,15 @@
-"""Shared by all kernels: which tokens a program reads, tiles of them, and the axes of the formula on a tile.
+"""Shared by all kernels: which tokens a program reads, tiles of them, and their features.
 
 A tensor comes in as the tuple (pointer, batch stride, head stride, token stride, channel stride); `head_of` leaves
-(pointer to the first token, token stride, channel stride). Tiles are float32, ROWS tokens × COLUMNS channels, zero
-outside the existing tokens and channels.
+(pointer to the first token, token stride, channel stride). A tile has ROWS tokens × COLUMNS channels, of which WIDTH
+exist: SHAPE = (ROWS, COLUMNS, WIDTH). Tokens are `visible` if they exist and count; None means that all of a tile do,
+so that the inner loops of the kernels contain no masks.
 """
 
 import triton
 import triton.language as tl
+
+from linvit.kernels.formulas import INTERPRETED
 
 
 @triton.jit
@@ -25,9 +28,13 @@ def span(cu_seqlens, tokens, HEADS: tl.constexpr):
     return batch, head, begin, length
 
 
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
-    return not isinstance(span, triton.JITFunction)
+@triton.jit
+def share_of(length, ROWS: tl.constexpr):
+    """The tokens of this split: the first, the end of its whole tiles, and the end."""
+    tiles = tl.cdiv(tl.cdiv(length, ROWS), tl.num_programs(1))
+    first = tl.program_id(1) * tiles * ROWS
+    end = tl.minimum(first + tiles * ROWS, length)
+    return first, first + tl.maximum(end - first, 0) // ROWS * ROWS, end
 
 
 @triton.jit
@@ -36,40 +43,96 @@ def head_of(x, batch, head, begin):
 
 
 @triton.jit
-def tile_pointers(x, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    first = x[0] + tl.cast(start, tl.int64) * x[1]
-    return first + tl.arange(0, ROWS)[:, None] * x[1] + tl.arange(0, COLUMNS)[None, :] * x[2]
+def visible_tokens(mask, at, start, MASKED: tl.constexpr, ROWS: tl.constexpr):
+    """True where a token exists and counts, None if all of a tile do.
 
-
-@triton.jit
-def inside_tile(start, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    return (start + tl.arange(0, ROWS) < length)[:, None] & (tl.arange(0, COLUMNS) < WIDTH)[None, :]
-
-
-@triton.jit
-def load_tile(x, start, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    return tl.load(tile_pointers(x, start, ROWS, COLUMNS), mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_tile(x, start, inside, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    tl.store(tile_pointers(x, start, ROWS, COLUMNS), tile.to(x[0].dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_visible(mask, batch, head, begin, start, length, ROWS: tl.constexpr):
-    """True where a token exists and counts; mask is (pointer, batch, head and token stride) or None."""
-    row = start + tl.arange(0, ROWS)
-    visible = row < length
-    if mask is not None:
-        first = mask[0] + batch * mask[1] + head * mask[2] + (begin + start) * mask[3]
-        visible = visible & (tl.load(first + tl.arange(0, ROWS) * mask[3], mask=visible, other=0) != 0)
+    mask: (pointer, batch, head and token stride) or None. at: what `span` returns.
+    """
+    batch, head, begin, length = at
+    if not MASKED:
+        visible = None
+    else:
+        row = start + tl.arange(0, ROWS)
+        visible = row < length
+        if mask is not None:
+            first = mask[0] + batch * mask[1] + head * mask[2] + (begin + start) * mask[3]
+            visible = visible & (tl.load(first + tl.arange(0, ROWS) * mask[3], mask=visible, other=0) != 0)
     return visible
 
 
 @triton.jit
+def inside_tile(visible, SHAPE):
+    """Which entries of a tile exist and count; None if all do."""
+    if visible is None and SHAPE[1] == SHAPE[2]:
+        inside = None
+    elif visible is None:
+        inside = tl.broadcast_to((tl.arange(0, SHAPE[1]) < SHAPE[2])[None, :], (SHAPE[0], SHAPE[1]))
+    elif SHAPE[1] == SHAPE[2]:
+        inside = tl.broadcast_to(visible[:, None], (SHAPE[0], SHAPE[1]))
+    else:
+        inside = visible[:, None] & (tl.arange(0, SHAPE[1]) < SHAPE[2])[None, :]
+    return inside
+
+
+@triton.jit
+def tile_pointers(x, start, SHAPE):
+    return x[0] + ((start + tl.arange(0, SHAPE[0]))[:, None] * x[1] + tl.arange(0, SHAPE[1])[None, :] * x[2])
+
+
+@triton.jit
+def load_tile(x, start, inside, SHAPE):
+    """A tile in the tensor's dtype, zero outside."""
+    if inside is None:
+        tile = tl.load(tile_pointers(x, start, SHAPE))
+    else:
+        tile = tl.load(tile_pointers(x, start, SHAPE), mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(x, start, inside, tile, SHAPE):
+    if inside is None:
+        tl.store(tile_pointers(x, start, SHAPE), as_dtype(tile, x[0].dtype.element_ty))
+    else:
+        tl.store(tile_pointers(x, start, SHAPE), as_dtype(tile, x[0].dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_row(x, at, start, visible, ROWS: tl.constexpr):
+    """One number for each token of a tile, float32; x is (pointer, batch, head and token stride)."""
+    batch, head, begin, _ = at
+    pointers = x[0] + batch * x[1] + head * x[2] + (begin + start) * x[3] + tl.arange(0, ROWS) * x[3]
+    row = tl.load(pointers) if visible is None else tl.load(pointers, mask=visible, other=0.0)
+    return row.to(tl.float32)
+
+
+@triton.jit
+def store_row(x, at, start, exists, row, ROWS: tl.constexpr):
+    batch, head, begin, _ = at
+    pointers = x[0] + batch * x[1] + head * x[2] + (begin + start) * x[3] + tl.arange(0, ROWS) * x[3]
+    if exists is None:
+        tl.store(pointers, row)
+    else:
+        tl.store(pointers, row, mask=exists)
+
+
+@triton.jit
+def as_dtype(x, DTYPE: tl.constexpr):
+    """x in another dtype, to the nearest: the interpreter cuts off what bfloat16 has no bits for."""
+    if INTERPRETED and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
 def factor(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x as a factor of a product, rounded to the nearest: tensor cores cut off what TF32 has no bits for."""
+    """x as a factor of a product, rounded to the nearest: tensor cores cut off what TF32 has no bits for.
+
+    In the interpreter, which multiplies float32 alone, bfloat16 is a float32 with the same rounding.
+    """
+    if PRECISION == "bf16":
+        x = as_dtype(x, tl.bfloat16)
     y = x.to(DOT)
     if PRECISION == "tf32" and tl.float32 == DOT:
         y = ((y.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -77,131 +140,91 @@ def factor(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tile_mean(
-    v,
-    mask,
-    batch,
-    head,
-    begin,
-    start,
-    length,
-    ROWS: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Mean value of one tile, subtracted from values in float32; zero for half precision, where it would add rounding.
+def product(a, b, PRECISION: tl.constexpr):
+    """a b of two factors, in float32."""
+    return tl.dot(a, b, input_precision="ieee" if PRECISION == "bf16" else PRECISION)
 
-    Relative to it values are small, so that subtracting their mean later loses no precision.
+
+@triton.jit
+def features(x, inside, MAP: tl.constexpr):
+    """κ(x), zero outside, and κ'(x), in float32."""
+    y, slope = MAP(x.to(tl.float32))
+    if inside is not None:
+        y = tl.where(inside, y, 0.0)
+    return y, slope
+
+
+@triton.jit
+def load_table(rotary, begin, start, visible, SHAPE):
+    """Cosines and sines of a tile's angles, float32; None without a rotation.
+
+    rotary: pointers to cosines and sines (float32), or to pairs of them (float16 in int32) and None.
     """
-    origin = tl.zeros((VALUE_COLUMNS,), tl.float32)
-    if PRECISION == "ieee":
-        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
-        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH) & visible[:, None]
-        count = tl.maximum(tl.sum(visible.to(tl.float32), 0), 1.0)
-        origin += tl.sum(load_tile(v, start, inside, ROWS, VALUE_COLUMNS), 0) / count
-    return origin
-
-
-@triton.jit
-def feature(x, inside, MAP: tl.constexpr):
-    """κ(x) where inside, otherwise zero."""
-    if MAP == "elu1":
-        y = tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0.0)))
-    elif MAP == "relu":
-        y = tl.maximum(x, 0.0)
-    elif MAP == "exp":
-        y = tl.exp(x)
+    table, sin = rotary
+    if table is None:
+        c, s = None, None
     else:
-        y = x
-    return tl.where(inside, y, 0.0)
+        PAIRS: tl.constexpr = (SHAPE[0], SHAPE[1] // 2, SHAPE[2] // 2)
+        inside = inside_tile(visible, PAIRS)
+        whole = (begin + start) * PAIRS[2]
+        place = (table + whole, PAIRS[2], 1)
+        c = load_tile(place, 0, inside, PAIRS)
+        if sin is None:
+            pairs = c
+            c = (pairs & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            s = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        else:
+            s = load_tile((sin + whole, PAIRS[2], 1), 0, inside, PAIRS)
+    return c, s
 
 
 @triton.jit
-def feature_slope(x, MAP: tl.constexpr):
-    """κ'(x)."""
-    if MAP == "elu1":
-        slope = tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0.0)))
-    elif MAP == "relu":
-        slope = tl.where(x > 0, 1.0, 0.0)
-    elif MAP == "exp":
-        slope = tl.exp(x)
-    else:
-        slope = tl.full(x.shape, 1.0, tl.float32)
-    return slope
-
-
-@triton.jit
-def rotate(
-    x,
-    cos,
-    sin,
-    begin,
-    start,
-    length,
-    INVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Rotate adjacent channels by the angles of their token, or back; x itself without a table."""
-    if cos is None:
+def turn(x, c, s, SHAPE):
+    """Rotates adjacent channels; x itself without a table."""
+    if c is None:
         y = x
     else:
-        inside = inside_tile(start, length, ROWS, COLUMNS // 2, WIDTH // 2)
-        offset = (begin + start) * (WIDTH // 2)
-        offset += tl.arange(0, ROWS)[:, None] * (WIDTH // 2) + tl.arange(0, COLUMNS // 2)[None, :]
-        c = tl.load(cos + offset, mask=inside, other=1.0)
-        s = tl.load(sin + offset, mask=inside, other=0.0)
-        if INVERSE:
-            s = -s
-        even, odd = tl.split(tl.reshape(x, (ROWS, COLUMNS // 2, 2)))
-        y = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (ROWS, COLUMNS))
+        even, odd = tl.split(tl.reshape(x, (SHAPE[0], SHAPE[1] // 2, 2)))
+        y = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (SHAPE[0], SHAPE[1]))
     return y
 
 
 @triton.jit
-def gain_and_level(num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
-    """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`."""
-    if NORMALIZER == "divide":
-        gain = 1 / (den + eps)
-        level = num * gain
-    elif NORMALIZER == "magnitude":
-        share = scale / (scale * den + eps)
-        gain = scale + share
-        level = scale * (num - den) + share * num
-    elif NORMALIZER == "subtract":
-        gain = tl.zeros_like(den) + scale
-        level = scale * (num - den) + 1
-    elif NORMALIZER == "sum":
-        gain = tl.zeros_like(den) + mass
-        level = mass * num
-    else:
-        gain = tl.zeros_like(den) + 1
-        level = num
-    return gain, level
+def turn_back(x, c, s, SHAPE):
+    return x if c is None else turn(x, c, -s, SHAPE)
 
 
 @triton.jit
-def gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER: tl.constexpr):
-    """Gradients of num and den from those of gain and level."""
-    # scale · (num - den) adds to one what it subtracts from the other; without rotation num = den.
-    shifted = tl.zeros_like(den) if cos is None else dlevel * scale
-    if NORMALIZER == "divide":
-        gain = 1 / (den + eps)
-        dnum = dlevel * gain
-        dden = -(dgain + dlevel * num) * gain * gain
-    elif NORMALIZER == "magnitude":
-        share = scale / (scale * den + eps)
-        dnum = dlevel * share + shifted
-        dden = -(dgain + dlevel * num) * share * share - shifted
-    elif NORMALIZER == "subtract":
-        dnum = shifted
-        dden = -shifted
-    elif NORMALIZER == "sum":
-        dnum = dlevel * mass
-        dden = tl.zeros_like(den)
-    else:
-        dnum = dlevel
-        dden = tl.zeros_like(den)
-    return dnum, dden
+def store_table_grad(grads, x, grad, start, exists, SHAPE):
+    """Gradients of cosines and sines, side by side, from x and the gradient of what it was turned into."""
+    PAIRS: tl.constexpr = (SHAPE[0], SHAPE[1] // 2, SHAPE[2] // 2)
+    even, odd = tl.split(tl.reshape(x, (SHAPE[0], SHAPE[1] // 2, 2)))
+    even_grad, odd_grad = tl.split(tl.reshape(grad, (SHAPE[0], SHAPE[1] // 2, 2)))
+    inside = inside_tile(exists, PAIRS)
+    store_tile(grads, start, inside, even * even_grad + odd * odd_grad, PAIRS)
+    sines = (grads[0] + PAIRS[2] * grads[2], grads[1], grads[2])
+    store_tile(sines, start, inside, even * odd_grad - odd * even_grad, PAIRS)
+
+
+@triton.jit
+def folded(x, FOLD: tl.constexpr, SHAPE):
+    """Sums of every FOLD-th row: those that one thread holds, so that no thread waits for another."""
+    return tl.sum(tl.reshape(x, (SHAPE[0] // FOLD, FOLD, SHAPE[1])), 0)
+
+
+@triton.jit
+def two_columns(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """A float32 vector as a factor of 16 columns whose sum it is, to 16 bits of it in bfloat16."""
+    high = factor(x, DOT, PRECISION)
+    low = factor(x - high.to(tl.float32), DOT, PRECISION)
+    column = tl.arange(0, 16)[None, :]
+    zeros = tl.zeros((x.shape[0], 16), DOT)
+    return tl.where(column == 0, high[:, None], tl.where(column == 1, low[:, None], zeros))
+
+
+@triton.jit
+def tile_mean(v, mask, at, start, VALUES):
+    """Mean value of one tile. Relative to it values are small, so that centring later loses no precision."""
+    visible = visible_tokens(mask, at, start, True, VALUES[0])
+    tile = load_tile(v, start, inside_tile(visible, VALUES), VALUES).to(tl.float32)
+    return tl.sum(tile, 0) / tl.maximum(tl.sum(visible.to(tl.float32), 0), 1.0)

@@ -25,9 +25,11 @@ def tiled(monkeypatch):
     from linvit.kernels import launch
 
     def tile(rows, processors):
-        for name in ("BLOCKS", "BACKWARD_BLOCKS", "CHUNKS", "WIDE_CHUNKS"):
-            blocks = {width: (rows, warps) for width, (_, warps) in getattr(launch, name).items()}
-            monkeypatch.setattr(launch, name, blocks)
+        settings = {width: launch.Setting(rows, 4) for width in launch.CHUNKS}
+        for name in ("SETTINGS", "TF32_SETTINGS"):
+            monkeypatch.setattr(launch, name, dict.fromkeys(launch.SETTINGS, settings))
+        for name in ("FLOAT32", "CHUNKS", "WIDE_CHUNKS"):
+            monkeypatch.setattr(launch, name, settings)
         monkeypatch.setattr(launch, "_processors", lambda device: processors)
 
     return tile

@@ -5,10 +5,9 @@ import torch
 from kernel_judge import judge
 from tiers import quick, slow
 
-from linvit.bench.exactness import output_and_gradients
-from linvit.kernels import launch
+from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
+from linvit.ops import Rotary, rotary_1d, rotary_2d
 from linvit.ops import linear_attention as dispatched
-from linvit.ops import rotary_1d
 
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
 RALA = {"weighting": "query_mean"}
@@ -138,12 +137,98 @@ def test_the_same_bits_every_time(device, tiled, preset):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", [*slow(torch.float16), torch.bfloat16])
+@pytest.mark.slow
 @ONE_PRESET
-def test_half_precision_is_rounded_once(device, dtype, preset):
-    if not launch.interpreted() and dtype == torch.bfloat16:
-        pytest.skip("on a GPU bfloat16 is multiplied as it is: see the gpu tests")
-    judge(draw(device, tokens=49, heads=1), dtype, rotary=rotary_1d(49, 24, device=device), **preset)
+def test_half_precision_is_rounded_once(device, preset):
+    judge(draw(device, tokens=49, heads=1), torch.float16, rotary=rotary_1d(49, 24, device=device), **preset)
+
+
+def judge_bfloat16(tensors, **options):
+    for row in deviations_in_bfloat16(tensors, **options):
+        assert row.error <= row.allowed, row
+
+
+@pytest.mark.parametrize("mean", [0, *slow(3), 100])
+@pytest.mark.parametrize("rotated", [False, True])
+@ONE_PRESET
+def test_bfloat16_stays_near_the_rounding_of_its_inputs(device, tiled, preset, rotated, mean):
+    tiled(rows=32, processors=1)
+    query, key, value = draw(device, tokens=75)
+    rotary = rotary_1d(75, 24, device=device) if rotated else None
+    judge_bfloat16((query, key, value + mean), rotary=rotary, **preset)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [16, 17, 48, 128])
+@pytest.mark.parametrize("weighting", ["uniform", "query_mean"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_bfloat16_everywhere(device, tiled, normalizer, weighting, width, masked, packed):
+    if (normalizer, weighting) == ("sum", "query_mean"):
+        pytest.skip("has no kernel")
+    tiled(rows=16, processors=1)
+    for rotated in {False, width % 2 == 0}:
+        options = {"normalizer": normalizer, "weighting": weighting}
+        options["rotary"] = rotary_1d(53, width, device=device) if rotated else None
+        options["key_mask"] = torch.rand(1, 53, device=device) > 0.4 if masked else None
+        options["cu_seqlens"] = torch.tensor([0, 0, 1, 20, 53], device=device) if packed else None
+        judge_bfloat16(draw(device, 53, width, 24, heads=1), **options)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [(0, 200), (200, -200), *(pytest.param(x, marks=pytest.mark.slow) for x in ((300, 301), (-200, 0)))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [*slow(torch.float32), torch.bfloat16])
+def test_exponents_that_rise_and_fall(device, tiled, dtype, ends):
+    """Of query-mean weights, over more than float32 has room for."""
+    tiled(rows=16, processors=1)
+    query, key, value = (x.to(dtype) for x in draw(device, tokens=70, width=16, heads=1))
+    exponents = torch.linspace(*ends, 70, device=device)
+    query = torch.full_like(query, 1.0)
+    key = (key + exponents[:, None] / 4).to(dtype)  # the sum over 16 channels over the root of 16
+    options = {"feature_map": "identity", "normalizer": "none", **RALA}
+    if dtype == torch.bfloat16:
+        judge_bfloat16((query, key, value), **options)
+    else:
+        judge((query, key, value), gradients=False, **options)
+
+
+@pytest.mark.parametrize("preset", [MALA, *slow({})], ids=str)
+@pytest.mark.parametrize("by_head", [*slow(False), True])
+@pytest.mark.parametrize("masked", [*slow(False), True])
+def test_given_weights_and_their_gradient(device, tiled, preset, by_head, masked):
+    tiled(rows=16, processors=2)
+    query, key, value = (x.requires_grad_() for x in draw(device, tokens=40, batch=2))
+    weights = torch.rand(2, 2, 40, device=device) if by_head else torch.rand(40, device=device)
+    weights[..., 3] = 0
+    mask = torch.rand(2, 40, device=device) > 0.4 if masked else None
+    options = {"weighting": weights.requires_grad_(), "key_mask": mask, "rotary": rotary_1d(40, 24, device=device)}
+    grad = torch.randn(2, 2, 40, 24, device=device)
+    results = []
+    for backend in ("torch", "triton"):
+        out = dispatched(query, key, value, backend=backend, **options, **preset)
+        results.append([out, *torch.autograd.grad(out, (query, key, value, weights), grad)])
+    for plain, kernel in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", [RALA, MALA, *slow({})], ids=str)
+def test_gradient_of_a_learned_rotation(device, tiled, preset):
+    tiled(rows=16, processors=2)
+    tensors, factor = draw(device, tokens=42, width=20, batch=2), torch.tensor(0.7, requires_grad=True)
+    grads = []
+    for backend in ("torch", "triton"):
+        rotary = rotary_2d((6, 7), 20, factor=factor.to(device), device=device)
+        out = dispatched(*tensors, rotary=rotary, backend=backend, **preset)
+        grads.append(torch.autograd.grad(out.square().sum(), factor, retain_graph=True)[0])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
+    free = [torch.rand(42, 10, device=device, requires_grad=True) for _ in range(2)]  # no cosines and sines
+    outs = [dispatched(*tensors, rotary=Rotary(*free), backend=b, **preset).square().sum() for b in ("torch", "triton")]
+    for plain, kernel in zip(*(torch.autograd.grad(out, free) for out in outs), strict=True):
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_gradient_of_some_inputs_alone(device):

@@ -14,7 +14,7 @@ def factors(x, out, NUMBER: tl.constexpr, PRECISION: tl.constexpr):
     tl.store(out + place, factor(tl.load(x + place), tl.float32, PRECISION))
 
 
-@pytest.mark.parametrize(("precision", "bits"), [("tf32", 10), ("ieee", 23), ("tf32x3", 23)])
+@pytest.mark.parametrize(("precision", "bits"), [("tf32", 10), ("ieee", 23), ("tf32x3", 23), ("bf16", 7)])
 def test_factors_are_rounded_to_what_tensor_cores_keep(precision, bits):
     x = torch.cat([torch.randn(1021), torch.tensor([0.0, -0.0, float("inf")])]) * 1000
     if torch.cuda.is_available():

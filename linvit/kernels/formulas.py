@@ -1,0 +1,148 @@
+"""The names of feature maps and normalizers as device code, which the kernels take as arguments."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+
+class FeatureMap(NamedTuple):
+    """κ: device code of x (float32) that returns κ(x) and κ'(x); and whether κ is never negative."""
+
+    code: Any
+    positive: bool
+
+
+class Normalizer(NamedTuple):
+    """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`.
+
+    Attributes:
+        forward: device code of num, den, mass, scale and eps that returns gain and level.
+        backward: device code of dgain, dlevel and the same that returns dnum and dden.
+        proportional: whether level = gain · num and gain does not depend on num, so that out = gain · Rκ(q) S with
+            the S of values that are not centred.
+    """
+
+    forward: Any
+    backward: Any
+    proportional: bool
+
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _nothing():
+    pass
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
+    return not isinstance(_nothing, triton.JITFunction)
+
+
+INTERPRETED = tl.constexpr(interpreted())
+PTX = tl.constexpr(not interpreted() and torch.version.hip is None)
+LOUD = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so
+
+
+@triton.jit
+def power_of_two(x):
+    """2^x; numbers below the normal ones become zero, which saves three instructions of eight."""
+    if PTX:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@triton.jit
+def elu1(x):
+    slope = power_of_two(tl.minimum(x * LOG2E, 0.0, LOUD))
+    return tl.maximum(x, 0.0) + slope, slope
+
+
+@triton.jit
+def relu(x):
+    return tl.maximum(x, 0.0, LOUD), tl.where(x > 0, 1.0, 0.0)
+
+
+@triton.jit
+def exp(x):
+    y = power_of_two(x * LOG2E)
+    return y, y
+
+
+@triton.jit
+def identity(x):
+    return x, tl.full(x.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def divide(num, den, mass, scale, eps):
+    gain = 1 / (den + eps)
+    return gain, num * gain
+
+
+@triton.jit
+def divide_backward(dgain, dlevel, num, den, mass, scale, eps):
+    gain = 1 / (den + eps)
+    return dlevel * gain, -(dgain + dlevel * num) * gain * gain
+
+
+@triton.jit
+def magnitude(num, den, mass, scale, eps):
+    share = scale / (scale * den + eps)
+    return scale + share, scale * (num - den) + share * num
+
+
+@triton.jit
+def magnitude_backward(dgain, dlevel, num, den, mass, scale, eps):
+    share = scale / (scale * den + eps)
+    return dlevel * (share + scale), -(dgain + dlevel * num) * share * share - dlevel * scale
+
+
+@triton.jit
+def subtract(num, den, mass, scale, eps):
+    return tl.zeros_like(den) + scale, scale * (num - den) + 1
+
+
+@triton.jit
+def subtract_backward(dgain, dlevel, num, den, mass, scale, eps):
+    return dlevel * scale, -dlevel * scale
+
+
+@triton.jit
+def sum(num, den, mass, scale, eps):
+    return tl.zeros_like(den) + mass, mass * num
+
+
+@triton.jit
+def sum_backward(dgain, dlevel, num, den, mass, scale, eps):
+    return dlevel * mass, tl.zeros_like(den)
+
+
+@triton.jit
+def none(num, den, mass, scale, eps):
+    return tl.zeros_like(den) + 1, num
+
+
+@triton.jit
+def none_backward(dgain, dlevel, num, den, mass, scale, eps):
+    return dlevel, tl.zeros_like(den)
+
+
+FEATURE_MAPS = {
+    "elu1": FeatureMap(elu1, True),
+    "relu": FeatureMap(relu, True),
+    "exp": FeatureMap(exp, True),
+    "identity": FeatureMap(identity, False),
+}
+NORMALIZERS = {
+    "divide": Normalizer(divide, divide_backward, True),
+    "magnitude": Normalizer(magnitude, magnitude_backward, False),
+    "subtract": Normalizer(subtract, subtract_backward, False),
+    "sum": Normalizer(sum, sum_backward, True),
+    "none": Normalizer(none, none_backward, True),
+}
