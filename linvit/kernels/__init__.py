@@ -1,5 +1,6 @@
 """Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`)."""
 
+import torch
 from torch import Tensor
 
 from linvit.kernels import cpu as cpu
@@ -37,6 +38,8 @@ def linear_attention(
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     maps = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
-    options = *maps, weights is None and weighting == "query_mean", causal, normalizer, eps
+    inputs = query, key, value, cos, sin, weights
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    options = *maps, weights is None and weighting == "query_mean", causal, normalizer, eps, keep
     out: Tensor = attend(query, key, value, cos, sin, key_mask, weights, cu_seqlens, *options)[0]
     return out

@@ -9,6 +9,7 @@ from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.formulas import FEATURE_MAPS, NORMALIZERS, interpreted
+from linvit.kernels.short import attend_head
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
@@ -31,6 +32,7 @@ SETTINGS = {
     "summarize": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
     "merge": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
     "read": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 128), 128: Setting(64, 4)},
+    "attend_head": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
     "read_backward": {16: Setting(128, 4), 32: Setting(64, 4), 64: Setting(32, 4), 128: Setting(32, 8, 2)},
     "summarize_backward": {
         16: Setting(128, 4, 2),
@@ -53,6 +55,14 @@ _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shap
 RESIDENT = 3
 TURNS = 4
 TILES = 16
+
+
+# Most tokens of heads that one program computes, with at least as many heads as multiprocessors, and with fewer. Of
+# shorter ones starting a second kernel would be the larger part; to be measured on a GPU (docs/contribute/gpu.md).
+AT_ONCE = 1024
+AT_ONCE_ALONE = 256
+# Whether several programs share a head of few and wait for each other. Off until a GPU has shown that it is safe.
+WAITING = False
 
 
 class Options(NamedTuple):
@@ -143,6 +153,23 @@ class Call:
         filled, turns = (-(-turn * slots // max(self.programs, 1)) for turn in (1, TURNS))
         return max(1, min(tiles, max(filled, min(turns, tiles // TILES))))
 
+    def splits_at_once(self) -> int:
+        """Programs for each head if all is computed in one launch; 0 if the sequences are too long for that."""
+        if max(self.queries, self.keys) > (AT_ONCE if self.programs >= _processors(self.device) else AT_ONCE_ALONE):
+            return 0
+        slots = RESIDENT * _processors(self.device) // 2  # all must be there at once, or they wait for ever
+        tiles = -(-max(self.queries, self.keys) // self.setting(attend_head).rows)
+        return max(1, min(tiles, slots // max(self.programs, 1))) if WAITING else 1
+
+    def merged(self, states: Tensor) -> Tensor:
+        """The states of heads, from those of their splits."""
+        programs, splits, size = states.shape
+        if splits == 1:
+            return states.squeeze(1)
+        merged = states.new_empty(programs, size)
+        self.start(merge, 1, states, merged, splits)
+        return merged
+
     def start(self, kernel: Any, splits: int, *arguments: Any) -> None:
         """Starts a kernel with as many tiles on the way as there is shared memory for."""
         rows, warps, most, registers = self.setting(kernel)
@@ -175,32 +202,39 @@ def state_size(width: int, value_width: int) -> int:
     return -(-size // 16) * 16
 
 
-def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
+def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries.
+
+    keep: whether the states are needed, for gradients.
+    """
     query, key, value, _, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options)
-    scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
+    scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
+    tokens = query.shape[2], key.shape[2], scale, options.eps
+    splits = call.splits_at_once()
+    if splits:
+        shape = call.programs, splits
+        sums = query.new_empty(*shape, query.shape[-1] + 1, dtype=torch.float32) if options.query_mean else None
+        states = query.new_empty(*shape, call.size, dtype=torch.float32) if keep or WAITING else None
+        counters = query.new_zeros(call.programs, 3, dtype=torch.int32) if WAITING else None
+        tensors = *(_strided(x) for x in (query, key, value, out)), call.table, mask, _strided(weights)
+        call.start(attend_head, splits, *tensors, sums, states, counters, cu_seqlens, *tokens)
+        if not keep or states is None:
+            return out, None, None
+        return out, call.merged(states), None if sums is None else _total(sums)
     sums = None
     if options.query_mean:
         splits = call.splits(query_mean, call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
         call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, query.shape[2])
-        sums = sums.sum(1) if splits > 1 else sums.squeeze(1)
+        sums = _total(sums)
     splits = call.splits(summarize, call.keys)
     states = query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
     tensors = _strided(key), _strided(value), call.table, mask, _strided(weights)
     call.start(summarize, splits, *tensors, sums, states, cu_seqlens, key.shape[2], scale)
-    if splits > 1:
-        merged = states.new_empty(call.programs, call.size)
-        call.start(merge, 1, states, merged, splits)
-        states = merged
-    else:
-        states = states.squeeze(1)
-    out = room(query, value)
+    states = call.merged(states)
     splits = call.splits(read, call.queries)
-    call.start(
-        read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, query.shape[2], scale, options.eps
-    )
+    call.start(read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, tokens[0], *tokens[2:])
     return out, states, sums
 
 
@@ -224,7 +258,7 @@ def backward(
         call.start(read_backward, query_splits, *tensors, *rest)
 
     over_queries(None if options.query_mean else dq, None, state_grads)
-    state_grads = state_grads.sum(1) if query_splits > 1 else state_grads.squeeze(1)
+    state_grads = _total(state_grads)
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
@@ -232,7 +266,7 @@ def backward(
     rest = sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
     call.start(summarize_backward, key_splits, *tensors, call.table, mask, _strided(weights), _strided(dweights), *rest)
     if mean_grads is not None:
-        over_queries(dq, mean_grads.sum(1), None)
+        over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
     return Gradients(dq, dk, dv, dweights, both)
 
@@ -281,6 +315,10 @@ def _table(rotary: tuple[Tensor | None, Tensor | None], dtype: torch.dtype) -> t
     if cos is None or sin is None or dtype != torch.bfloat16:
         return rotary
     return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
+
+
+def _total(sums: Tensor) -> Tensor:
+    return sums.sum(1) if sums.shape[1] > 1 else sums.squeeze(1)
 
 
 def _processors(device: torch.device) -> int:

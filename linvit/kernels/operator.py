@@ -24,8 +24,9 @@ def attend(
     causal: bool,
     normalizer: str,
     eps: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
+    """Output, the heads' states and their sums of κ(q), which gradients need; empty if causal, or not to be kept."""
     inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     nothing = query.new_empty(0, dtype=torch.float32)
@@ -33,18 +34,20 @@ def attend(
         if causal:
             out = launch.causal_forward(inputs, options)
             return out, nothing, nothing.clone()
-        out, states, sums = launch.forward(inputs, options)
+        out, states, sums = launch.forward(inputs, options, keep)
+    if not keep or states is None:
+        return out, nothing, nothing.clone()
     return out, states, nothing if sums is None else sums
 
 
 @attend.register_fake
 def _(query, key, value, cos, sin, visible, weights, cu_seqlens, *options):  # type: ignore[no-untyped-def]
-    _, _, query_mean, causal, _, _ = options
+    _, _, query_mean, causal, _, _, keep = options
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads, width = sequences * query.shape[1], query.shape[-1]
     size = launch.state_size(width, value.shape[-1])
-    states = query.new_empty((0,) if causal else (heads, size), dtype=torch.float32)
-    sums = states.new_empty((heads, width + 1) if query_mean else (0,))
+    states = query.new_empty((heads, size) if keep and not causal else (0,), dtype=torch.float32)
+    sums = states.new_empty((heads, width + 1) if keep and query_mean else (0,))
     return launch.room(query, value), states, sums
 
 
@@ -95,11 +98,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.mark_non_differentiable(states, sums)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, states, sums)
-    ctx.options = options
+    ctx.options = options[:-1]
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 7  # of cu_seqlens and the options
+    none = (None,) * 8  # of cu_seqlens and the options
     if grad is None:
         return (*(None,) * 7, *none)
     tables = any(ctx.needs_input_grad[3:5])

@@ -112,6 +112,21 @@ def add_queries(total, count, q, mask, at, start, MASKED: tl.constexpr, MAP: tl.
 
 
 @triton.jit
+def sum_of_queries(q, mask, at, STAGES: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE):
+    """Sum of κ(q) over the visible tokens of a split, and their number."""
+    first, whole, end = share_of(at[3], SHAPE[0])
+    total = tl.zeros((FOLD, SHAPE[1]), tl.float32)
+    count = 0.0
+    if mask is None:
+        for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
+            total, count = add_queries(total, count, q, mask, at, start, False, MAP, FOLD, SHAPE)
+        first = whole
+    for start in tl.range(first, end, SHAPE[0], num_stages=1 if mask is None else STAGES):
+        total, count = add_queries(total, count, q, mask, at, start, True, MAP, FOLD, SHAPE)
+    return tl.sum(total, 0), count
+
+
+@triton.jit
 def query_mean(
     query,
     mask,
@@ -128,19 +143,10 @@ def query_mean(
 ):
     """Sum of κ(q) over the visible tokens of a split, and their number: sums (heads, splits, width + 1)."""
     at = span(cu_seqlens, tokens, HEADS)
-    q = head_of(query, at[0], at[1], at[2])
-    first, whole, end = share_of(at[3], ROWS)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
-    total = tl.zeros((FOLD, COLUMNS), tl.float32)
-    count = 0.0
-    if mask is None:
-        for start in tl.range(first, whole, ROWS, num_stages=STAGES):
-            total, count = add_queries(total, count, q, mask, at, start, False, QUERY_MAP, FOLD, SHAPE)
-        first = whole
-    for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
-        total, count = add_queries(total, count, q, mask, at, start, True, QUERY_MAP, FOLD, SHAPE)
+    total, count = sum_of_queries(head_of(query, at[0], at[1], at[2]), mask, at, STAGES, QUERY_MAP, FOLD, SHAPE)
     row = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (WIDTH + 1)
-    store_vector(row, tl.sum(total, 0), COLUMNS, WIDTH)
+    store_vector(row, total, COLUMNS, WIDTH)
     tl.store(row + WIDTH, count)
 
 
@@ -322,9 +328,8 @@ def summarize(
 
 
 @triton.jit
-def merge(
-    states,
-    merged,
+def merged_state(
+    row,
     splits,
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
@@ -332,9 +337,7 @@ def merge(
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
 ):
-    """A head's state, merged from those of its splits in order; uncentred ones have u = 0."""
-    head = tl.program_id(0).to(tl.int64)
-    row = states + head * splits * SIZE
+    """S, z, u, r, n and shift of all splits of a head, merged in order; states that are not centred have u = 0."""
     S, z, u, r = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     n, shift = load_mass(row, WIDTH, VALUE_WIDTH)
     for _ in range(1, splits):
@@ -350,6 +353,24 @@ def merge(
         z += share * (z_2 - z)
         u += share * (u_2 - u)
         r += share * (r_2 - r)
+    return S, z, u, r, n, shift
+
+
+@triton.jit
+def merge(
+    states,
+    merged,
+    splits,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+):
+    """A head's state, merged from those of its splits."""
+    head = tl.program_id(0).to(tl.int64)
+    row = states + head * splits * SIZE
+    S, z, u, r, n, shift = merged_state(row, splits, WIDTH, VALUE_WIDTH, SIZE, COLUMNS, VALUE_COLUMNS)
     store_state(merged + head * SIZE, S, z, u, r, n, shift, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
 
 

@@ -24,12 +24,14 @@ def tiled(monkeypatch):
     """Tiles of so many tokens, and a machine of so many processors, so that few tokens already need several."""
     from linvit.kernels import launch
 
-    def tile(rows, processors):
+    def tile(rows, processors, at_once=0):
         settings = {width: launch.Setting(rows, 4) for width in launch.CHUNKS}
         for name in ("SETTINGS", "TF32_SETTINGS"):
             monkeypatch.setattr(launch, name, dict.fromkeys(launch.SETTINGS, settings))
         for name in ("FLOAT32", "CHUNKS", "WIDE_CHUNKS"):
             monkeypatch.setattr(launch, name, settings)
+        for name in ("AT_ONCE", "AT_ONCE_ALONE"):
+            monkeypatch.setattr(launch, name, at_once)
         monkeypatch.setattr(launch, "_processors", lambda device: processors)
 
     return tile

@@ -6,6 +6,7 @@ from kernel_judge import judge
 from tiers import quick, slow
 
 from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
+from linvit.kernels import launch
 from linvit.ops import Rotary, rotary_1d, rotary_2d
 from linvit.ops import linear_attention as dispatched
 
@@ -156,6 +157,25 @@ def test_bfloat16_stays_near_the_rounding_of_its_inputs(device, tiled, preset, r
     query, key, value = draw(device, tokens=75)
     rotary = rotary_1d(75, 24, device=device) if rotated else None
     judge_bfloat16((query, key, value + mean), rotary=rotary, **preset)
+
+
+@pytest.mark.parametrize("waiting", [*slow(False), True])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.bfloat16)])
+@pytest.mark.parametrize("masked", [*slow(False), True])
+@pytest.mark.parametrize("packed", [*slow(False), True])
+@ONE_PRESET
+def test_one_launch(device, tiled, monkeypatch, preset, packed, masked, dtype, waiting):
+    tiled(rows=16, processors=1, at_once=1000)
+    monkeypatch.setattr(launch, "WAITING", waiting)
+    options = {"rotary": rotary_1d(53, 24, device=device), **preset}
+    options["key_mask"] = torch.rand(1, 53, device=device) > 0.4 if masked else None
+    options["cu_seqlens"] = torch.tensor([0, 0, 1, 20, 53], device=device) if packed else None
+    if dtype == torch.bfloat16:
+        judge_bfloat16(draw(device, 53), **options)
+    else:
+        judge(draw(device, 53), **options)
+        out = dispatched(*draw(device, 53), backend="triton", **options)  # without states
+        assert out.isfinite().all()
 
 
 @pytest.mark.slow
