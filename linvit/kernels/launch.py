@@ -138,17 +138,18 @@ class Call:
         }
         self.table = _table(rotary, query.dtype)
 
-    def setting(self, kernel: Any) -> Setting:
-        name, half = kernel.fn.__name__, self.dtype == torch.bfloat16
+    def setting(self, name: str) -> Setting:
+        """That of a kernel."""
+        half = self.dtype == torch.bfloat16
         if name.startswith("chunked"):
             return (CHUNKS if half else WIDE_CHUNKS)[self.columns]
         if self.dtype == torch.float32:
             return FLOAT32[self.columns]
         return (SETTINGS if half else TF32_SETTINGS)[name][self.columns]
 
-    def splits(self, kernel: Any, tokens: int) -> int:
+    def splits(self, name: str, tokens: int) -> int:
         """Programs among which the tokens of a head are distributed."""
-        tiles = -(-tokens // self.setting(kernel).rows)
+        tiles = -(-tokens // self.setting(name).rows)
         slots = RESIDENT * _processors(self.device)
         filled, turns = (-(-turn * slots // max(self.programs, 1)) for turn in (1, TURNS))
         return max(1, min(tiles, max(filled, min(turns, tiles // TILES))))
@@ -158,21 +159,12 @@ class Call:
         if max(self.queries, self.keys) > (AT_ONCE if self.programs >= _processors(self.device) else AT_ONCE_ALONE):
             return 0
         slots = RESIDENT * _processors(self.device) // 2  # all must be there at once, or they wait for ever
-        tiles = -(-max(self.queries, self.keys) // self.setting(attend_head).rows)
+        tiles = -(-max(self.queries, self.keys) // self.setting("attend_head").rows)
         return max(1, min(tiles, slots // max(self.programs, 1))) if WAITING else 1
-
-    def merged(self, states: Tensor) -> Tensor:
-        """The states of heads, from those of their splits."""
-        programs, splits, size = states.shape
-        if splits == 1:
-            return states.squeeze(1)
-        merged = states.new_empty(programs, size)
-        self.start(merge, 1, states, merged, splits)
-        return merged
 
     def start(self, kernel: Any, splits: int, *arguments: Any) -> None:
         """Starts a kernel with as many tiles on the way as there is shared memory for."""
-        rows, warps, most, registers = self.setting(kernel)
+        rows, warps, most, registers = self.setting(kernel.fn.__name__)
         constants = self.constants | {"ROWS": rows}
         for name, columns in (("FOLD", "COLUMNS"), ("VALUE_FOLD", "VALUE_COLUMNS")):
             # Rows that the threads of a program load at once, 16 bytes each.
@@ -221,19 +213,19 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         call.start(attend_head, splits, *tensors, sums, states, counters, cu_seqlens, *tokens)
         if not keep or states is None:
             return out, None, None
-        return out, call.merged(states), None if sums is None else _total(sums)
+        return out, _merged(call, states), None if sums is None else _total(sums)
     sums = None
     if options.query_mean:
-        splits = call.splits(query_mean, call.queries)
+        splits = call.splits("query_mean", call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
         call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, query.shape[2])
         sums = _total(sums)
-    splits = call.splits(summarize, call.keys)
+    splits = call.splits("summarize", call.keys)
     states = query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
     tensors = _strided(key), _strided(value), call.table, mask, _strided(weights)
     call.start(summarize, splits, *tensors, sums, states, cu_seqlens, key.shape[2], scale)
-    states = call.merged(states)
-    splits = call.splits(read, call.queries)
+    states = _merged(call, states)
+    splits = call.splits("read", call.queries)
     call.start(read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, tokens[0], *tokens[2:])
     return out, states, sums
 
@@ -248,7 +240,7 @@ def backward(
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
     of_queries, of_keys = (torch.empty_like(x, dtype=torch.float32) if tables else None for x in (query, key))
-    query_splits, key_splits = call.splits(read_backward, call.queries), call.splits(summarize_backward, call.keys)
+    query_splits, key_splits = call.splits("read_backward", call.queries), call.splits("summarize_backward", call.keys)
     state_grads = query.new_empty(call.programs, query_splits, call.size, dtype=torch.float32)
 
     def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
@@ -315,6 +307,16 @@ def _table(rotary: tuple[Tensor | None, Tensor | None], dtype: torch.dtype) -> t
     if cos is None or sin is None or dtype != torch.bfloat16:
         return rotary
     return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
+
+
+def _merged(call: Call, states: Tensor) -> Tensor:
+    """The states of heads, from those of their splits."""
+    programs, splits, size = states.shape
+    if splits == 1:
+        return states.squeeze(1)
+    merged = states.new_empty(programs, size)
+    call.start(merge, 1, states, merged, splits)
+    return merged
 
 
 def _total(sums: Tensor) -> Tensor:

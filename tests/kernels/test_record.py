@@ -63,22 +63,22 @@ def test_layout_comments_docstrings_and_names_of_files_are_not_code(tmp_path):
 
 def test_moved_and_reformatted_definitions_keep_the_digests(folder):
     tiles = (folder / "tiles.py").read_text()
-    at = tiles.index("@triton.jit\ndef feature(")
+    at = tiles.index("@triton.jit\ndef features(")
     (folder / "tiles.py").write_text(tiles[:at])
     (folder / "more.py").write_text("# moved\n" + ast.unparse(ast.parse(tiles[at:])))
-    assert not changed(folder, "launch.py", "def _start(", "# other\n\n\ndef _start(")
-    assert not changed(folder, "launch.py", '"""Gradients of query, key and value."""', '"""Other."""')
+    assert not changed(folder, "launch.py", "def room(", "# other\n\n\ndef room(")
+    assert not changed(folder, "launch.py", '"""Output of causal attention."""', '"""Other."""')
 
 
 def test_a_change_concerns_the_calls_that_use_it(folder):
     bidirectional, causal = map(set, record.CALLS.values())
     for name, old, new, calls in (
-        ("launch.py", "\nBLOCKS = {16: (128", "\nBLOCKS = {16: (64", {"forward"}),
-        ("launch.py", "\nWIDE_CHUNKS = {16: (64", "\nWIDE_CHUNKS = {16: (32", causal),
-        ("launch.py", "MOST_STAGES = 3", "MOST_STAGES = 2", bidirectional | causal),
+        ("launch.py", "\nFLOAT32 = {16: Setting(64", "\nFLOAT32 = {16: Setting(32", bidirectional | causal),
+        ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal),
         ("state.py", "3.4028234663852886e38", "3e38", {"forward"}),
         ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
-        ("tiles.py", "tl.exp(tl.minimum(x, 0.0))", "tl.exp(x)", bidirectional | causal),
+        ("short.py", "shift = 0.0", "shift = 1.0", {"forward"}),
+        ("formulas.py", "tl.minimum(x * LOG2E, 0.0, LOUD)", "x", bidirectional | causal),
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal),
         ("operator.py", "nothing = query.new_empty(0", "nothing = query.new_zeros(0", set()),
     ):
@@ -89,7 +89,7 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
 
 @pytest.mark.slow
 def test_every_kernel_counts(folder):
-    files = [folder / f"{name}.py" for name in ("causal", "state", "state_backward", "tiles")]
+    files = [folder / f"{name}.py" for name in ("causal", "formulas", "short", "state", "state_backward", "tiles")]
     kernels = [
         node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")
     ]
