@@ -98,7 +98,8 @@ def linear_attention(
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     kernel = kernel_for(backend, tokens.query, key, value, shard=shard, **form, **axes)
     if kernel is not None:
-        return kernel(tokens.query, key, value, key_mask=tokens.visible, eps=eps, **form, **axes)
+        form |= {"block_size": block_size, "key_mask": tokens.visible}
+        return kernel(tokens.query, key, value, eps=eps, **form, **axes)
     with _without_autocast(query.device.type):
         if whole:
             return bidirectional(tokens, rule)

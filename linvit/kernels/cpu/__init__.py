@@ -58,8 +58,6 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return "torch.jit is tracing the model, and cannot trace the kernel"
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernel does not support them"
-    if causal:
-        return "the kernel has no causal form"
     sums = (options.get("weighting"), options.get("normalizer")) == ("query_mean", "sum")
     if sums and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "normalizer='sum' has a gradient for uniform weights only"
@@ -76,7 +74,8 @@ def linear_attention(
     normalizer: str = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
+    block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
@@ -86,7 +85,7 @@ def linear_attention(
     The order of sums depends only on the number of threads.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, block_size, cu_seqlens, eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -99,7 +98,7 @@ def linear_attention(
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
     maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
-    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
+    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps, block_size or int(causal)
     out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, bounds, *rule)
     return out
 
@@ -128,4 +127,4 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
-    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 9
+    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 10

@@ -129,27 +129,38 @@ void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t
 int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
 // One head of a tensor (tokens, width) in memory, any strides.
-template <typename T>
 struct Head {
-  T* data;
+  void* data;
+  at::ScalarType dtype;
   int64_t token, channel, width;
 };
 
-template <typename T>
-Head<T> head_of(const at::Tensor& x, int64_t batch, int64_t head) {
-  return {x.data_ptr<T>() + batch * x.stride(0) + head * x.stride(1), x.stride(2), x.stride(3), x.size(3)};
+Head head_of(const at::Tensor& x, int64_t batch, int64_t head) {
+  const int64_t offset = batch * x.stride(0) + head * x.stride(1);
+  return {static_cast<char*>(x.data_ptr()) + offset * x.element_size(), x.scalar_type(), x.stride(2), x.stride(3),
+          x.size(3)};
 }
 
-template <typename T>
-void read_token(const Head<T>& x, int64_t token, float* out, int64_t width) {
-  const T* source = x.data + token * x.token;
-  if (x.channel == 1) {
-    for (int64_t c = 0; c < x.width; c += 64 / sizeof(T)) __builtin_prefetch(source + AHEAD * x.token + c);
-    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
+// Calls work(the head's data, as they are): float32, bfloat16 or float16.
+template <typename Work>
+void by_dtype(const Head& x, Work&& work) {
+  switch (x.dtype) {
+    case at::kFloat: return work(static_cast<float*>(x.data));
+    case at::kBFloat16: return work(static_cast<at::BFloat16*>(x.data));
+    default: return work(static_cast<at::Half*>(x.data));
   }
-  else {
-    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
-  }
+}
+
+void read_token(const Head& x, int64_t token, float* out, int64_t width) {
+  by_dtype(x, [&](const auto* data) {
+    const auto* source = data + token * x.token;
+    if (x.channel == 1) {
+      for (int64_t c = 0; c < x.width; c += 64 / sizeof *data) __builtin_prefetch(source + AHEAD * x.token + c);
+      for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
+    } else {
+      for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
+    }
+  });
   for (int64_t c = x.width; c < width; ++c) out[c] = 0;
 }
 
@@ -201,10 +212,11 @@ float slope_of(float mapped, Map map) {
   }
 }
 
-template <typename T>
-void write_token(const Head<T>& x, int64_t token, const float* values) {
-  T* target = x.data + token * x.token;
-  for (int64_t c = 0; c < x.width; ++c) target[c] = static_cast<T>(values[c]);
+void write_token(const Head& x, int64_t token, const float* values) {
+  by_dtype(x, [&](auto* data) {
+    auto* target = data + token * x.token;
+    for (int64_t c = 0; c < x.width; ++c) target[c] = values[c];
+  });
 }
 
 }  // namespace
