@@ -74,8 +74,8 @@ def linear_attention(
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
-            "auto", the C++ kernel if it has been built and can run, otherwise torch. Kernels support first derivatives
-            in reverse mode only.
+            "auto", the C++ kernel if it came compiled or has been built, and can run, otherwise torch. Kernels support
+            first derivatives in reverse mode only.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype. A query that sees no token reads zeros. Intermediate

@@ -1,9 +1,11 @@
 """CPU kernels (C++), compiled for the processor that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` loads them, and compiles them if need be; from then on `linear_attention` uses its kernel wherever it can
-(backend="auto"), and depthwise convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
+`build()` loads them, and compiles them if need be; where the wheel brought them compiled, the first call that can use
+them loads them. From then on `linear_attention` uses its kernel wherever it can (backend="auto"), and depthwise
+convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, library
 
 from linvit.kernels.cpu import depthwise as depthwise
-from linvit.kernels.cpu.compiling import load
+from linvit.kernels.cpu.compiling import load, prebuilt
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
 _aside = False
@@ -31,6 +33,27 @@ def build() -> None:
     library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
     library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
     library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)
+
+
+@cache
+def load_prebuilt() -> None:
+    """Loads the compiled kernels if the wheel brought those for this torch and this processor; never compiles.
+
+    If they cannot be loaded, the log says so, and plain torch computes.
+    """
+    if not prebuilt().is_file():
+        return
+    try:
+        build()
+    except (OSError, RuntimeError) as error:
+        logging.getLogger(__name__).warning(
+            "The C++ kernel that came with linvit cannot be loaded, plain PyTorch is used: %s", error
+        )
+
+
+def is_aside() -> bool:
+    """Whether `aside` is active."""
+    return _aside
 
 
 @torch.compiler.assume_constant_result
