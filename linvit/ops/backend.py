@@ -34,30 +34,35 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return None
-    if backend == "auto" and not _ready(query, options.get("causal")):
-        if query.is_cpu and query.numel() >= LARGE and not is_traced():
-            _say_how_to_build(query, key, value, **options)
-        return None
-    from linvit import kernels
+    if backend == "auto":
+        home = _ready(query, options.get("causal"))
+        if home is None:
+            if query.is_cpu and not is_traced() and query.numel() >= LARGE:
+                _say_how_to_build(query, key, value, **options)
+            return None
+    else:
+        from linvit import kernels
 
-    home = kernels if backend == "triton" or (backend == "auto" and query.is_cuda) else kernels.cpu
+        home = kernels if backend == "triton" else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
-        return home.linear_attention
+        kernel: Callable[..., Tensor] = home.linear_attention
+        return kernel
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _ready(query: Tensor, causal: bool | str | None) -> bool:
-    """Whether "auto" may use a kernel on this device."""
+def _ready(query: Tensor, causal: bool | str | None) -> ModuleType | None:
+    """The kernels that "auto" may use on this device."""
     if not query.is_cuda:
-        return built_for_cpu() is not None
+        return built_for_cpu()
     if torch.compiler.is_exporting():
-        return False
+        return None
+    from linvit import kernels
     from linvit.kernels import record
 
-    return record.passed(query.device, bool(causal))
+    return kernels if record.passed(query.device, bool(causal)) else None
 
 
 def built_for_cpu() -> ModuleType | None:

@@ -113,10 +113,11 @@ def check_shard(
 
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4 or 0 in x.shape[1:]:
+    shapes = query.shape, key.shape, value.shape
+    for name, x, shape in zip(("query", "key", "value"), (query, key, value), shapes, strict=True):
+        if len(shape) != 4 or 0 in shape[1:]:
             raise ValueError(
-                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
         if x.dtype not in FLOATS or x.dtype != query.dtype:
@@ -124,8 +125,10 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"`{name}` is {x.dtype} and `query` {query.dtype}, expected the same of float16, bfloat16, float32 and "
                 "float64: convert one"
             )
-    for name, first, second, axes in (("key", query, key, (0, 1, 3)), ("value", key, value, (0, 1, 2))):
-        if any(first.shape[axis] != second.shape[axis] for axis in axes):
+    (*heads, _, width), (*of_key, tokens, of_keys), (*of_value, of_values, _) = shapes
+    fit = {"key": of_key == heads and of_keys == width, "value": of_value == of_key and of_values == tokens}
+    for name, first, second in (("key", query, key), ("value", key, value)):
+        if not fit[name]:
             same = "batch, heads and width" if name == "key" else "batch, heads and tokens"
             of = "query" if name == "key" else "key"
             raise ValueError(

@@ -132,7 +132,9 @@ class Bidirectional : Attention {
 
   void summarize() {
     if (rule.query_mean) find_means();
-    std::vector<State> partial(all * parts, State(width, value_width));
+    std::vector<State> partial;  // each made where it stays, because copies are large
+    partial.reserve(all * parts);
+    for (int64_t i = 0; i < all * parts; ++i) partial.emplace_back(width, value_width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const float* mean = rule.query_mean ? means[head].mean.data() : nullptr;
       for_keys(head, part, tile,
@@ -142,7 +144,8 @@ class Bidirectional : Attention {
     for (int64_t head = 0; head < all; ++head) {
       State& state = partial[head * parts];
       for (int64_t part = 1; part < parts; ++part) merge(state, partial[head * parts + part]);
-      for (float& x : state.S) x /= std::max(state.n, std::numeric_limits<float>::min());
+      const float share = 1 / std::max(state.n, std::numeric_limits<float>::min());
+      for (float& x : state.S) x *= share;
       states.push_back(std::move(state));
     }
   }

@@ -45,8 +45,7 @@ struct State {
 
 void weighted_mean(const float* rows, const float* weights, int64_t count, int64_t width, float* out) {
   std::fill(out, out + width, 0.0f);
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < width; ++c) out[c] += weights[t] * rows[t * width + c];
+  multiply(weights, 0, 1, rows, width, out, 1, count);
 }
 
 // Tiles of one thread; one row more than tokens, for the step between the means of a tile and those before it.

@@ -17,7 +17,7 @@ constexpr int LANES = 8, PANEL = 2;
 constexpr int LANES = 4, PANEL = 4;
 #endif
 constexpr int ROWS = 6;  // ROWS x PANEL vectors of sums stay in registers
-constexpr int TILE = 48;  // tokens
+constexpr int TILE = 54;  // tokens: whole blocks of ROWS, and one tile for 7 × 7
 constexpr int AHEAD = 16;  // tokens that are fetched before they are read
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
@@ -46,16 +46,14 @@ float sum_of(float __attribute__((vector_size(lanes * sizeof(float)))) v) {
   }
 }
 
-// e^x to within two roundings (Cephes); zero below the normal numbers, infinity above the largest.
-Vector exp_of(Vector x) {
-  const Vector low = Vector{} - 87.33654f, high = Vector{} + 88.72283f;
-  const Integers under = x < low, over = x > high;
-  Vector y = under ? low : x;
-  y = over ? high : y;
+const Vector LOWEST = Vector{} - 87.33654f, HIGHEST = Vector{} + 88.72283f;  // where e^x is a normal number
+
+// e^x to within two roundings (Cephes), from LOWEST to HIGHEST.
+Vector exp_within(Vector x) {
   const Vector magic = Vector{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
-  const Vector shifted = y * 1.44269504088896341f + magic;
+  const Vector shifted = x * 1.44269504088896341f + magic;
   const Vector n = shifted - magic;
-  const Vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -67,15 +65,20 @@ Vector exp_of(Vector x) {
   bits = (bits << 23) + (127 << 23);  // the low bits of `shifted` are n
   Vector power;
   std::memcpy(&power, &bits, sizeof power);
-  const Vector y_exp = p * power;
-  const Vector infinite = Vector{} + std::numeric_limits<float>::infinity();
-  return over ? infinite : (under ? Vector{} : y_exp);
+  return p * power;
+}
+
+// e^x; zero below the normal numbers, infinity above the largest.
+Vector exp_of(Vector x) {
+  const Integers under = x < LOWEST, over = x > HIGHEST;
+  const Vector y = exp_within(under ? LOWEST : over ? HIGHEST : x);
+  return over ? Vector{} + std::numeric_limits<float>::infinity() : (under ? Vector{} : y);
 }
 
 template <Map map>
 Vector mapped(Vector x) {
   const Vector zero{};
-  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_of(x > zero ? zero : x);
+  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_within(x > zero ? zero : x < LOWEST ? LOWEST : x);
   if constexpr (map == Map::relu) return x < zero ? zero : x;
   if constexpr (map == Map::exp) return exp_of(x);
   return x;
