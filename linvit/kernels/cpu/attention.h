@@ -87,7 +87,7 @@ class Attention {
       rotate_back(by_rotated, own, rule.table, token, out.width);
     else
       add_scaled(own, 1, by_rotated, width);
-    for (int64_t c = 0; c < out.width; ++c) own[c] *= slope_of(features[c], map);
+    times_slope(own, features, width, map);
     write_token(out, token, own);
   }
 };

@@ -125,6 +125,8 @@ void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t
   int64_t column = 0;
   for (; column + PANEL * LANES <= width; column += PANEL * LANES)
     multiply_panel<PANEL>(a, row, step, b + column, width, c + column, rows, steps);
+  for (; column + 2 * LANES <= width; column += 2 * LANES)
+    multiply_panel<2>(a, row, step, b + column, width, c + column, rows, steps);
   for (; column < width; column += LANES)
     multiply_panel<1>(a, row, step, b + column, width, c + column, rows, steps);
 }
@@ -205,13 +207,22 @@ void rotate_back(const float* x, float* out, const Table& table, int64_t token, 
   }
 }
 
-// The derivative of a map, from what it gave.
-float slope_of(float mapped, Map map) {
+template <Map map>
+void slope_row(float* x, const float* mapped, int64_t width) {
+  const Vector one = Vector{} + 1.0f, zero{};
+  for (int64_t c = 0; c < width; c += LANES) {
+    const Vector y = load(mapped + c);
+    store(x + c, load(x + c) * (map == Map::elu1 ? (y < one ? y : one) : map == Map::relu ? (y > zero ? one : zero) : y));
+  }
+}
+
+// x times the derivative of a map, from what it gave.
+void times_slope(float* x, const float* mapped, int64_t width, Map map) {
   switch (map) {
-    case Map::elu1: return mapped < 1 ? mapped : 1;
-    case Map::relu: return mapped > 0;
-    case Map::exp: return mapped;
-    default: return 1;
+    case Map::elu1: return slope_row<Map::elu1>(x, mapped, width);
+    case Map::relu: return slope_row<Map::relu>(x, mapped, width);
+    case Map::exp: return slope_row<Map::exp>(x, mapped, width);
+    case Map::identity: return;
   }
 }
 
