@@ -77,7 +77,11 @@ class Attention {
     float* features = &tile.features[place * width];
     read_token(x, token, features, width);
     map_token(features, x.width, width, map);
-    if (rotates) rotate(features, &tile.rotated[place * width], rule.table, token, x.width);
+    turn(tile, place, token, x.width);
+  }
+
+  void turn(Scratch& tile, int64_t place, int64_t token, int64_t real) {
+    if (rotates) rotate(&tile.features[place * width], &tile.rotated[place * width], rule.table, token, real);
   }
 
   // From the gradients of κ(x), which is added to, and of Rκ(x) to that of x.

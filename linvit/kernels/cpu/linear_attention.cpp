@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <string>
 #include <tuple>
 
@@ -83,6 +84,7 @@ class Bidirectional : Attention {
   const int64_t parts;
   std::vector<State> states;
   std::vector<QueryMean> means;
+  std::unique_ptr<float[]> mapped;  // κ(q) from their mean on, if no part has more than one tile
 
   // The first token of a part of a head's tokens; that of the next part ends it.
   int64_t start(int64_t head, int64_t part, int64_t length) const {
@@ -105,7 +107,12 @@ class Bidirectional : Attention {
     const int64_t end = start(head, part + 1, queries);
     for (int64_t first = start(head, part, queries); first < end; first += TILE) {
       const int64_t count = std::min<int64_t>(TILE, end - first);
-      for (int64_t t = 0; t < count; ++t) read(source, first + t, rule.query_map, tile, t);
+      if (mapped) std::copy_n(mapped_in(head, part), count * width, tile.features.data());
+      for (int64_t t = 0; t < count; ++t)
+        if (mapped)
+          turn(tile, t, first + t, source.width);
+        else
+          read(source, first + t, rule.query_map, tile, t);
       work(first, count);
     }
   }
@@ -150,8 +157,12 @@ class Bidirectional : Attention {
     }
   }
 
+  float* mapped_in(int64_t head, int64_t part) const { return &mapped[(head * parts + part) * TILE * width]; }
+
   void find_means() {
     std::vector<QueryMean> partial(all * parts);
+    if (visible == nullptr && bounds == nullptr && queries <= TILE * parts)
+      mapped = std::make_unique_for_overwrite<float[]>(all * parts * TILE * width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const Head source = of(query, head);
       const bool* shown = mask(head);
@@ -160,9 +171,10 @@ class Bidirectional : Attention {
       const int64_t end = start(head, part + 1, queries);
       for (int64_t token = start(head, part, queries); token < end; ++token) {
         if (shown != nullptr && !shown[token]) continue;
-        read_token(source, token, tile.features.data(), width);
-        map_token(tile.features.data(), source.width, width, rule.query_map);
-        add_scaled(sum.mean.data(), 1, tile.features.data(), width);
+        float* features = mapped ? mapped_in(head, part) + static_cast<int64_t>(sum.count) * width : tile.features.data();
+        read_token(source, token, features, width);
+        map_token(features, source.width, width, rule.query_map);
+        add_scaled(sum.mean.data(), 1, features, width);
         sum.count += 1;
       }
     });
