@@ -11,11 +11,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def check_tensors(tensors: Mapping[str, Any]) -> None:
     """Raise TypeError unless all are tensors, ValueError unless they are dense and on the device of the first."""
-    first, here = next(iter(tensors.items()))
+    first, device = next(iter(tensors)), None
     for name, x in tensors.items():
         check_dense(name, x)
-        if x.device != here.device:
-            raise ValueError(f"`{name}` is on {x.device} and `{first}` on {here.device}, expected one device: move one")
+        if device is None:
+            device = x.device
+        elif x.device != device:
+            raise ValueError(f"`{name}` is on {x.device} and `{first}` on {device}, expected one device: move one")
 
 
 def check_dense(name: str, x: object) -> None:

@@ -18,6 +18,7 @@ def linear_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
+    block_size: None = None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
@@ -29,6 +30,7 @@ def linear_attention(
     Args:
         query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
+        block_size: None, because `obstacle` refuses blocks.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.

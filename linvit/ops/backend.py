@@ -1,55 +1,98 @@
 """The choice of the backend: plain torch, the Triton kernels, or the C++ kernel."""
 
+import logging
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linvit.arguments import kind
+from linvit.arguments import is_traced, kind
 
 BACKENDS = ("auto", "torch", "triton", "cpp")
+PREBUILT = Path(__file__).parents[1] / "kernels" / "cpu" / "prebuilt"  # only in wheels with compiled kernels
+LARGE = (
+    1 << 18
+)  # numbers in the queries, 1,024 tokens of four heads of width 64, from which on the C++ kernel saves 1 ms
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 
 def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Callable[..., Tensor] | None:
     """The kernel for these arguments of `linear_attention`; None for plain torch.
 
     "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
-    recorded that they are exact there, on a CPU the C++ kernel once `linvit.kernels.cpu.build` has been called.
+    recorded that they are exact there, on a CPU the C++ kernel if the wheel brought it along or once
+    `linvit.kernels.cpu.build` has been called. The first large call that misses it says so in the log.
     """
     if not isinstance(backend, str):
         raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
     if backend not in BACKENDS:
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and not _ready(query, options.get("causal"))):
+    if backend == "torch":
         return None
-    from linvit import kernels
+    if backend == "auto":
+        home = _ready(query, options.get("causal"))
+        if home is None:
+            if query.is_cpu and not is_traced() and query.numel() >= LARGE:
+                _say_how_to_build(query, key, value, **options)
+            return None
+    else:
+        from linvit import kernels
 
-    home = kernels if backend == "triton" or (backend == "auto" and query.is_cuda) else kernels.cpu
+        home = kernels if backend == "triton" else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
-        return home.linear_attention
+        kernel: Callable[..., Tensor] = home.linear_attention
+        return kernel
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _ready(query: Tensor, causal: bool | str | None) -> bool:
-    """Whether "auto" may use a kernel on this device."""
+def _ready(query: Tensor, causal: bool | str | None) -> ModuleType | None:
+    """The kernels that "auto" may use on this device."""
     if not query.is_cuda:
-        return built_for_cpu() is not None
+        return built_for_cpu()
     if torch.compiler.is_exporting():
-        return False
+        return None
+    from linvit import kernels
     from linvit.kernels import record
 
-    return record.passed(query.device, bool(causal))
+    return kernels if record.passed(query.device, bool(causal)) else None
 
 
 def built_for_cpu() -> ModuleType | None:
     """`linvit.kernels.cpu` if it has been built in this process; None if not, and in exported programs."""
     if torch.compiler.is_exporting():
         return None  # other processes run them
+    _load_prebuilt()
     module = sys.modules.get("linvit.kernels.cpu")
     return module if module is not None and module.ready() else None
+
+
+@torch.compiler.assume_constant_result
+def _load_prebuilt() -> None:
+    """Imports the C++ kernels only if there may be something to load."""
+    if _has_prebuilt():
+        from linvit.kernels import cpu
+
+        cpu.load_prebuilt()
+
+
+@cache
+def _has_prebuilt() -> bool:
+    return PREBUILT.is_dir()
+
+
+def _say_how_to_build(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
+    from linvit.kernels import cpu
+
+    if not cpu.is_aside() and cpu.obstacle(query, key, value, **options) is None:
+        _warn_once(
+            "Attention of many tokens runs in plain PyTorch: its C++ kernel for CPUs is faster, and is used in this "
+            "process from a call of linvit.kernels.cpu.build() on"
+        )

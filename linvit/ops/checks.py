@@ -113,19 +113,24 @@ def check_shard(
 
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4 or 0 in x.shape[1:]:
+    shapes, dtype = [tuple(x.shape) for x in (query, key, value)], query.dtype
+    for name, x, shape in zip(("query", "key", "value"), (query, key, value), shapes, strict=True):
+        if len(shape) != 4 or 0 in shape[1:]:
             raise ValueError(
-                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {shape}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
-        if x.dtype not in FLOATS or x.dtype != query.dtype:
+        if x.dtype != dtype or dtype not in FLOATS:
             raise ValueError(
-                f"`{name}` is {x.dtype} and `query` {query.dtype}, expected the same of float16, bfloat16, float32 and "
+                f"`{name}` is {x.dtype} and `query` {dtype}, expected the same of float16, bfloat16, float32 and "
                 "float64: convert one"
             )
-    for name, first, second, axes in (("key", query, key, (0, 1, 3)), ("value", key, value, (0, 1, 2))):
-        if any(first.shape[axis] != second.shape[axis] for axis in axes):
+    (*heads, _, width), (*of_keys, tokens, key_width), (*of_values, values, _) = shapes
+    for name, first, second, fits in (
+        ("key", query, key, of_keys == heads and key_width == width),
+        ("value", key, value, of_values == of_keys and values == tokens),
+    ):
+        if not fits:
             same = "batch, heads and width" if name == "key" else "batch, heads and tokens"
             of = "query" if name == "key" else "key"
             raise ValueError(
@@ -174,8 +179,8 @@ def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
     shape = cos.shape
     fits = shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in FLOATS and 2 <= len(shape) <= 4
     fits = fits and (len(shape) == 2 or _expands(shape[:-2], query.shape[:2]))
-    for x in (query, key):
-        tokens, width = x.shape[2:]
+    for x in (query, key) if query.shape[2] != key.shape[2] else (query,):
+        _, _, tokens, width = x.shape
         if not fits or width % 2 or shape[-2:] != (tokens, width // 2):
             raise ValueError(
                 f"`rotary` has tables of shape {tuple(shape)} and {tuple(sin.shape)}, {cos.dtype} and {sin.dtype}, for "

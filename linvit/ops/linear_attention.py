@@ -74,8 +74,8 @@ def linear_attention(
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
-            "auto", the C++ kernel if it has been built and can run, otherwise torch. Kernels support first derivatives
-            in reverse mode only.
+            "auto", the C++ kernel if it came compiled or has been built, and can run, otherwise torch. Kernels support
+            first derivatives in reverse mode only.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype. A query that sees no token reads zeros. Intermediate
@@ -98,7 +98,8 @@ def linear_attention(
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     kernel = kernel_for(backend, tokens.query, key, value, shard=shard, **form, **axes)
     if kernel is not None:
-        return kernel(tokens.query, key, value, key_mask=tokens.visible, eps=eps, **form, **axes)
+        form |= {"block_size": block_size, "key_mask": tokens.visible}
+        return kernel(tokens.query, key, value, eps=eps, **form, **axes)
     with _without_autocast(query.device.type):
         if whole:
             return bidirectional(tokens, rule)

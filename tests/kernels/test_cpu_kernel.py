@@ -219,7 +219,9 @@ def test_auto_takes_it_once_it_is_built_and_torch_where_it_cannot():
     with cpu.aside():
         assert not torch.equal(linear_attention(query, key, value), kernel)
     assert linear_attention(query.double(), key.double(), value.double()).dtype == torch.float64
-    assert linear_attention(query, key, value, causal=True).shape == kernel.shape
+    options = {"causal": True, "weighting": "prefix_query_mean"}
+    expected = linear_attention(query, key, value, backend="torch", **options)
+    assert torch.equal(linear_attention(query, key, value, **options), expected)
 
 
 def test_forward_mode_and_vmap_get_what_they_ask_for():
@@ -241,7 +243,7 @@ def test_forward_mode_and_vmap_get_what_they_ask_for():
 def test_what_the_kernel_cannot_do_is_said():
     query, key, value = draw()
     for match, options in {
-        "no causal form": {"causal": True},
+        "weighting is 'prefix_query_mean'": {"causal": True, "weighting": "prefix_query_mean"},
         "float64": {"tensors": [x.double() for x in (query, key, value)]},
         "feature_map is 'focused'": {"feature_map": "focused"},
         "weighting is a Tensor": {"weighting": torch.ones(37)},
@@ -255,7 +257,8 @@ def test_what_the_kernel_cannot_do_is_said():
 def test_the_operator_keeps_torchs_rules():
     tensors = [x.requires_grad_() for x in draw()]
     table = rotary_1d(37, 16)
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, None, 0, 0, 1, True, 1e-6))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, None, 0, 0, 1, True, 1e-6, 0))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, None, 0, 0, 1, False, 1e-6, 5))
 
 
 def test_a_compiler_keeps_the_kernel_in_one_graph():
@@ -270,14 +273,14 @@ def test_a_compiler_keeps_the_kernel_in_one_graph():
 
     compiled = torch.compile(call, fullgraph=True, backend=backend)
     found, expected = compiled(*tensors), call(*tensors)
-    assert calls.count("linvit_cpu.attend") == 1
+    assert calls.count("linvit_cpu.attend.default") == 1
     assert torch.equal(found, expected)
     gradients = [torch.autograd.grad(out.square().sum(), tensors) for out in (found, expected)]
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
     torch._dynamo.reset()
     with cpu.aside():
         torch.compile(call, fullgraph=True, backend=backend)(*tensors)
-    assert calls.count("linvit_cpu.attend") == 1
+    assert calls.count("linvit_cpu.attend.default") == 1
 
 
 def test_an_exported_program_has_the_kernel_only_if_it_was_asked_for():

@@ -1,9 +1,11 @@
 """CPU kernels (C++), compiled for the processor that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` loads them, and compiles them if need be; from then on `linear_attention` uses its kernel wherever it can
-(backend="auto"), and depthwise convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
+`build()` loads them, and compiles them if need be; where the wheel brought them compiled, the first call that can use
+them loads them. From then on `linear_attention` uses its kernel wherever it can (backend="auto"), and depthwise
+convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, library
 
 from linvit.kernels.cpu import depthwise as depthwise
-from linvit.kernels.cpu.compiling import load
+from linvit.kernels.cpu.compiling import load, prebuilt
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
 _aside = False
@@ -31,6 +33,27 @@ def build() -> None:
     library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
     library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
     library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)
+
+
+@cache
+def load_prebuilt() -> None:
+    """Loads the compiled kernels if the wheel brought those for this torch and this processor; never compiles.
+
+    If they cannot be loaded, the log says so, and plain torch computes.
+    """
+    if not prebuilt().is_file():
+        return
+    try:
+        build()
+    except (OSError, RuntimeError) as error:
+        logging.getLogger(__name__).warning(
+            "The C++ kernel that came with linvit cannot be loaded, plain PyTorch is used: %s", error
+        )
+
+
+def is_aside() -> bool:
+    """Whether `aside` is active."""
+    return _aside
 
 
 @torch.compiler.assume_constant_result
@@ -58,12 +81,15 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return "torch.jit is tracing the model, and cannot trace the kernel"
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernel does not support them"
-    if causal:
-        return "the kernel has no causal form"
-    sums = (options.get("weighting"), options.get("normalizer")) == ("query_mean", "sum")
-    if sums and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    sums = options.get("normalizer") == "sum" and options.get("weighting") == "query_mean"
+    if sums and needs_gradients(query, key, value):
         return "normalizer='sum' has a gradient for uniform weights only"
     return inputs_obstacle(query, value, **options)
+
+
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether autograd must record the call."""
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def linear_attention(
@@ -76,7 +102,8 @@ def linear_attention(
     normalizer: str = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
+    block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
@@ -86,7 +113,7 @@ def linear_attention(
     The order of sums depends only on the number of threads.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, block_size, cu_seqlens, eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -99,9 +126,14 @@ def linear_attention(
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
     maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
-    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
-    out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, bounds, *rule)
-    return out
+    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps, block_size or int(causal)
+    attend, arguments = torch.ops.linvit_cpu.attend.default, (query, key, value, cos, sin, visible, bounds, *rule)
+    if torch.compiler.is_compiling() or needs_gradients(query, key, value):
+        out: Tensor = attend(*arguments)
+        return out
+    with torch._C._AutoDispatchBelowAutograd():  # saves a third of the call's constant cost
+        out = attend(*arguments)
+        return out
 
 
 def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
@@ -128,4 +160,4 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
-    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 9
+    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 10

@@ -31,12 +31,16 @@ def load() -> None:
     Raises:
         ValueError: if there is no C++ compiler or ninja, or compiling fails; the message says what to do.
     """
-    capability = torch.backends.cpu.get_cpu_capability()
-    prebuilt = _place(PREBUILT, capability)
-    if prebuilt.is_file():
-        torch.ops.load_library(prebuilt)
+    library = prebuilt()
+    if library.is_file():
+        torch.ops.load_library(library)
     else:
-        compile_library(capability)
+        compile_library(torch.backends.cpu.get_cpu_capability())
+
+
+def prebuilt() -> Path:
+    """Where the wheel has the library for this torch and this processor, if it brought one."""
+    return _place(PREBUILT, torch.backends.cpu.get_cpu_capability())
 
 
 def compile_library(capability: str, folder: Path | None = None) -> None:

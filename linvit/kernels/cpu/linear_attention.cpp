@@ -1,25 +1,16 @@
 // Bidirectional linear attention on a CPU, forward and backward. Tiles of tokens are read once, mapped, rotated,
 // weighed and multiplied while they lie in a core's first cache; nothing of the inputs' size is written but the results.
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <tuple>
 
-#include "state.h"
+#include "causal.h"
 
 namespace {
-
-struct Rule {
-  Map query_map, key_map;
-  Normalizer normalizer;
-  bool query_mean;
-  float eps;
-  Table table;
-};
 
 // Sums of κ(q) over visible queries, then their mean times 1/√width; how many they are.
 struct QueryMean {
@@ -29,16 +20,14 @@ struct QueryMean {
 
 // Gradients of a head's S, r, z and u, and of the mean that set its weights.
 struct Gradient {
-  std::vector<float> S, r, z, u, mean;
+  Sum S, r, z, u;
+  std::vector<float> mean;
 
   Gradient(int64_t width, int64_t value_width)
       : S(width * value_width), r(width), z(width), u(value_width), mean(width) {}
 
   void add(const Gradient& other) {
-    const auto sum = [](std::vector<float>& x, const std::vector<float>& y) {
-      for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
-    };
-    sum(S, other.S), sum(r, other.r), sum(z, other.z), sum(u, other.u);
+    S.add(1, other.S.data()), r.add(1, other.r.data()), z.add(1, other.z.data()), u.add(1, other.u.data());
   }
 };
 
@@ -49,44 +38,18 @@ std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t
   return out;
 }
 
-float dot(const float* x, const float* y, int64_t width) {
-  Vector sum{};
-  for (int64_t c = 0; c < width; c += LANES) sum += load(x + c) * load(y + c);
-  return sum_of<LANES>(sum);
-}
-
-void add_scaled(float* out, float scale, const float* x, int64_t width) {
-  for (int64_t c = 0; c < width; ++c) out[c] += scale * x[c];
-}
-
-// One call: heads are shared out among threads, and tokens where there are fewer heads than threads. With bounds, each
-// sequence of a packed batch has heads of its own.
-template <typename T>
-class Attention {
+// Every query reads all tokens. Heads are shared out among threads, and tokens where there are fewer heads than threads.
+class Bidirectional : Attention {
  public:
-  Attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const bool* visible,
-            const std::optional<at::Tensor>& cu_seqlens, const Rule& rule)
-      : query(query),
-        key(key),
-        value(value),
-        visible(visible),
-        bounds(cu_seqlens ? cu_seqlens->const_data_ptr<int64_t>() : nullptr),
-        rule(rule),
-        heads(query.size(1)),
-        all((cu_seqlens ? cu_seqlens->size(0) - 1 : query.size(0)) * heads),
-        queries(query.size(2)),
-        tokens(key.size(2)),
-        parts(std::clamp<int64_t>(at::get_num_threads() / all, 1, tokens / TILE + 1)),
-        width(padded(query.size(3))),
-        value_width(padded(value.size(3))),
-        scale(1 / std::sqrt(static_cast<float>(query.size(3)))),
-        rotates(rule.table.cos != nullptr) {}
+  template <typename... Arguments>
+  explicit Bidirectional(const Arguments&... arguments)
+      : Attention(arguments...), parts(std::clamp<int64_t>(at::get_num_threads() / all, 1, tokens / TILE + 1)) {}
 
   void forward(const at::Tensor& out) {
     summarize();
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const State& state = states[head];
-      const Head<T> target = of(out, head);
+      const Head target = of(out, head);
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
         std::fill(tile.product.begin(), tile.product.begin() + count * value_width, 0.0f);
         multiply(rotated(tile), width, 1, state.S.data(), value_width, tile.product.data(), count, width);
@@ -118,30 +81,16 @@ class Attention {
   }
 
  private:
-  const at::Tensor &query, &key, &value;
-  const bool* visible;
-  const int64_t* bounds;
-  const Rule& rule;
-  const int64_t heads, all, queries, tokens, parts, width, value_width;
-  const float scale;
-  const bool rotates;
+  const int64_t parts;
   std::vector<State> states;
   std::vector<QueryMean> means;
+  std::unique_ptr<float[]> mapped;  // κ(q) from their mean on, if no part has more than one tile
 
-  Head<T> of(const at::Tensor& x, int64_t head) const {
-    return head_of<T>(x, bounds == nullptr ? head / heads : 0, head % heads);
-  }
-  const bool* mask(int64_t head) const {
-    return visible == nullptr ? nullptr : visible + (bounds == nullptr ? head : head % heads) * tokens;
-  }
-
-  // The first token of a part of a head's tokens, of which a batch has `length`; that of the next part ends it.
+  // The first token of a part of a head's tokens; that of the next part ends it.
   int64_t start(int64_t head, int64_t part, int64_t length) const {
-    if (bounds == nullptr) return length * part / parts;
-    const int64_t* sequence = bounds + head / heads;
-    return sequence[0] + (sequence[1] - sequence[0]) * part / parts;
+    const auto [begin, end] = span(head, length);
+    return begin + (end - begin) * part / parts;
   }
-  const float* rotated(const Scratch& tile) const { return rotates ? tile.rotated.data() : tile.features.data(); }
 
   template <typename Work>
   void for_all(Work&& work) {
@@ -151,21 +100,19 @@ class Attention {
     });
   }
 
-  void read(const Head<T>& x, int64_t token, Map map, Scratch& tile, int64_t place) {
-    float* features = &tile.features[place * width];
-    read_token(x, token, features, width);
-    map_token(features, x.width, width, map);
-    if (rotates) rotate(features, &tile.rotated[place * width], rule.table, token, x.width);
-  }
-
   // Calls work(first, count) with κ(q) and Rκ(q) of a tile at hand.
   template <typename Work>
   void for_queries(int64_t head, int64_t part, Scratch& tile, Work&& work) {
-    const Head<T> source = of(query, head);
+    const Head source = of(query, head);
     const int64_t end = start(head, part + 1, queries);
     for (int64_t first = start(head, part, queries); first < end; first += TILE) {
       const int64_t count = std::min<int64_t>(TILE, end - first);
-      for (int64_t t = 0; t < count; ++t) read(source, first + t, rule.query_map, tile, t);
+      if (mapped) std::copy_n(mapped_in(head, part), count * width, tile.features.data());
+      for (int64_t t = 0; t < count; ++t)
+        if (mapped)
+          turn(tile, t, first + t, source.width);
+        else
+          read(source, first + t, rule.query_map, tile, t);
       work(first, count);
     }
   }
@@ -173,7 +120,7 @@ class Attention {
   // The same for visible keys, with their values; their numbers are in tile.places.
   template <typename Work>
   void for_keys(int64_t head, int64_t part, Scratch& tile, Work&& work) {
-    const Head<T> keys = of(key, head), values = of(value, head);
+    const Head keys = of(key, head), values = of(value, head);
     const bool* shown = mask(head);
     int64_t count = 0;
     const int64_t end = start(head, part + 1, tokens);
@@ -192,7 +139,9 @@ class Attention {
 
   void summarize() {
     if (rule.query_mean) find_means();
-    std::vector<State> partial(all * parts, State(width, value_width));
+    std::vector<State> partial;  // each made where it stays, because copies are large
+    partial.reserve(all * parts);
+    for (int64_t i = 0; i < all * parts; ++i) partial.emplace_back(width, value_width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const float* mean = rule.query_mean ? means[head].mean.data() : nullptr;
       for_keys(head, part, tile,
@@ -202,24 +151,30 @@ class Attention {
     for (int64_t head = 0; head < all; ++head) {
       State& state = partial[head * parts];
       for (int64_t part = 1; part < parts; ++part) merge(state, partial[head * parts + part]);
-      for (float& x : state.S) x /= std::max(state.n, std::numeric_limits<float>::min());
+      const float share = 1 / std::max(state.n, std::numeric_limits<float>::min());
+      for (float& x : state.S) x *= share;
       states.push_back(std::move(state));
     }
   }
 
+  float* mapped_in(int64_t head, int64_t part) const { return &mapped[(head * parts + part) * TILE * width]; }
+
   void find_means() {
     std::vector<QueryMean> partial(all * parts);
+    if (visible == nullptr && bounds == nullptr && queries <= TILE * parts)
+      mapped = std::make_unique_for_overwrite<float[]>(all * parts * TILE * width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
-      const Head<T> source = of(query, head);
+      const Head source = of(query, head);
       const bool* shown = mask(head);
       QueryMean& sum = partial[head * parts + part];
       sum.mean.resize(width);
       const int64_t end = start(head, part + 1, queries);
       for (int64_t token = start(head, part, queries); token < end; ++token) {
         if (shown != nullptr && !shown[token]) continue;
-        read_token(source, token, tile.features.data(), width);
-        map_token(tile.features.data(), source.width, width, rule.query_map);
-        add_scaled(sum.mean.data(), 1, tile.features.data(), width);
+        float* features = mapped ? mapped_in(head, part) + static_cast<int64_t>(sum.count) * width : tile.features.data();
+        read_token(source, token, features, width);
+        map_token(features, source.width, width, rule.query_map);
+        add_scaled(sum.mean.data(), 1, features, width);
         sum.count += 1;
       }
     });
@@ -247,9 +202,10 @@ class Attention {
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const State& state = states[head];
       const std::vector<float> turned = transposed(state.S, width, value_width);
-      const Head<T> given = of(grad, head);
+      const Head given = of(grad, head);
       Gradient& sums = gradients[head * parts + part];
       const bool adds = grad_query == nullptr || !rule.query_mean;
+      std::vector<float> of_tile(width * value_width);
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
         for (int64_t t = 0; t < count; ++t) read_token(given, first + t, &tile.values[t * value_width], value_width);
         std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
@@ -262,9 +218,9 @@ class Attention {
           const float by_num = by_level * set.level_by_num;
           const float by_den = by_gain * set.gain_by_den + by_level * set.level_by_den;
           if (adds) {
-            add_scaled(sums.u.data(), set.level, g, value_width);
-            add_scaled(sums.r.data(), by_num, turned_features, width);
-            add_scaled(sums.z.data(), by_den, features, width);
+            sums.u.add(set.level, g);
+            sums.r.add(by_num, turned_features);
+            sums.z.add(by_den, features);
             for (int64_t c = 0; c < value_width; ++c) g[c] *= set.gain;
           }
           if (grad_query == nullptr) continue;
@@ -275,18 +231,20 @@ class Attention {
             add_scaled(own, scale / means[head].count, gradients[head * parts].mean.data(), width);
           write_gradient(of(*grad_query, head), first + t, own, product, features, rule.query_map);
         }
-        if (adds)
-          multiply(rotated(tile), 1, width, tile.values.data(), value_width, sums.S.data(), width, count);
+        if (!adds) return;
+        std::fill(of_tile.begin(), of_tile.end(), 0.0f);
+        multiply(rotated(tile), 1, width, tile.values.data(), value_width, of_tile.data(), width, count);
+        sums.S.add(1, of_tile.data());
       });
     });
   }
 
   void summarize_backward(int64_t head, int64_t part, Scratch& tile, std::vector<Gradient>& gradients,
-                          const Head<T>& grad_key, const Head<T>& grad_value) {
+                          const Head& grad_key, const Head& grad_value) {
     const State& state = states[head];
     const Gradient& whole = gradients[head * parts];
     const std::vector<float> turned = transposed(whole.S, width, value_width);
-    std::vector<float> level = whole.u, product(TILE * value_width), sums(width);
+    std::vector<float> level = whole.u, centred_keys(TILE * width), product(TILE * value_width), sums(width);
     for (int64_t i = 0; i < width; ++i) add_scaled(level.data(), -state.r[i], &whole.S[i * value_width], value_width);
     float centre = dot(level.data(), state.u.data(), value_width) + dot(whole.r.data(), state.r.data(), width) +
                    dot(whole.z.data(), state.z.data(), width);
@@ -295,7 +253,9 @@ class Attention {
     for_keys(head, part, tile, [&](int64_t count) {
       std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
       std::fill(product.begin(), product.end(), 0.0f);
-      multiply(rotated(tile), width, 1, whole.S.data(), value_width, product.data(), count, width);
+      for (int64_t t = 0; t < count; ++t)
+        for (int64_t c = 0; c < width; ++c) centred_keys[t * width + c] = rotated(tile)[t * width + c] - state.r[c];
+      multiply(centred_keys.data(), width, 1, whole.S.data(), value_width, product.data(), count, width);
       for (int64_t t = 0; t < count; ++t) add_scaled(&tile.values[t * value_width], -1, state.u.data(), value_width);
       multiply(tile.values.data(), value_width, 1, turned.data(), width, tile.product.data(), count, value_width);
       for (int64_t t = 0; t < count; ++t) {
@@ -315,23 +275,12 @@ class Attention {
         for (int64_t c = 0; c < width; ++c) own[c] = alpha * whole.z[c];
         if (rule.query_mean) add_scaled(own, by_exponent, means[head].mean.data(), width);
         for (int64_t c = 0; c < width; ++c) by_rotated[c] = alpha * (by_rotated[c] + whole.r[c]);
-        for (int64_t c = 0; c < value_width; ++c) by_value[c] = alpha * (by_value[c] + level[c]);
+        for (int64_t c = 0; c < value_width; ++c) by_value[c] = alpha * (by_value[c] + whole.u[c]);
         write_gradient(grad_key, tile.places[t], own, by_rotated, features, rule.key_map);
         write_token(grad_value, tile.places[t], by_value);
       }
     });
     gradients[head * parts + part].mean = sums;
-  }
-
-  // From the gradients of κ(x), which is added to, and of Rκ(x) to that of x.
-  void write_gradient(const Head<T>& out, int64_t token, float* own, const float* by_rotated, const float* features,
-                      Map map) {
-    if (rotates)
-      rotate_back(by_rotated, own, rule.table, token, out.width);
-    else
-      add_scaled(own, 1, by_rotated, width);
-    for (int64_t c = 0; c < out.width; ++c) own[c] *= slope_of(features[c], map);
-    write_token(out, token, own);
   }
 
   void reduce(std::vector<Gradient>& gradients) {
@@ -360,13 +309,14 @@ Rule rule_of(const std::optional<at::Tensor>& cos, const std::optional<at::Tenso
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
                   const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens,
-                  int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean, double eps) {
+                  int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block) {
   at::Tensor out = room(query, value.size(3), false);
   const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
   const bool* shown = visible ? visible->const_data_ptr<bool>() : nullptr;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, query.scalar_type(), "attend", [&] {
-    Attention<scalar_t>(query, key, value, shown, cu_seqlens, rule).forward(out);
-  });
+  if (block > 0 && block < key.size(2))
+    Causal(block, query, key, value, shown, cu_seqlens, rule).forward(out);
+  else
+    Bidirectional(query, key, value, shown, cu_seqlens, rule).forward(out);
   return out;
 }
 
@@ -374,15 +324,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
     const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens, int64_t query_map,
-    int64_t key_map, int64_t normalizer, bool query_mean, double eps) {
+    int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block) {
   const bool masks = visible.has_value();
   at::Tensor grad_query = room(query, query.size(3), false), grad_key = room(key, key.size(3), masks),
              grad_value = room(value, value.size(3), masks);
   const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
   const bool* shown = masks ? visible->const_data_ptr<bool>() : nullptr;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, query.scalar_type(), "attend_backward", [&] {
-    Attention<scalar_t>(query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
-  });
+  if (block > 0 && block < key.size(2))
+    Causal(block, query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
+  else
+    Bidirectional(query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
   return {grad_query, grad_key, grad_value};
 }
 
@@ -391,7 +342,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
 TORCH_LIBRARY(linvit_cpu, library) {
   const std::string inputs =
       "Tensor query, Tensor key, Tensor value, Tensor? cos, Tensor? sin, Tensor? visible, Tensor? cu_seqlens, "
-      "int query_map, int key_map, int normalizer, bool query_mean, float eps)";
+      "int query_map, int key_map, int normalizer, bool query_mean, float eps, int block)";
   library.def(("attend(" + inputs + " -> Tensor").c_str());
   library.def(("attend_backward(Tensor grad, " + inputs + " -> (Tensor, Tensor, Tensor)").c_str());
 }

@@ -9,25 +9,43 @@
 
 namespace {
 
+// Sums or means, and what rounding has left out of them, which would add up over many steps.
+struct Sum : std::vector<float> {
+  std::vector<float> rest;
+
+  explicit Sum(int64_t width) : std::vector<float>(width), rest(width) {}
+
+  // Adds scale * x.
+  void add(float scale, const float* x) {
+    for (size_t c = 0; c < size(); ++c) step(c, scale * x[c]);
+  }
+  // Of means: goes this share of the way to other ones.
+  void towards(const float* means, float share) {
+    for (size_t c = 0; c < size(); ++c) step(c, share * (means[c] - (*this)[c]));
+  }
+
+ private:
+  void step(size_t c, float x) {
+    const float before = (*this)[c], more = rest[c] + x, after = before + more;
+    rest[c] = more - (after - before);
+    (*this)[c] = after;
+  }
+};
+
 // What a head keeps of the tokens it has read: State of linvit/ops/state.py, with S as a sum, not yet a mean.
 struct State {
   int64_t width, value_width;
-  std::vector<float> S, z, r, u;
+  std::vector<float> S;
+  Sum z, r, u;
   float n = 0, shift = 0;
 
   State(int64_t width, int64_t value_width)
       : width(width), value_width(value_width), S(width * value_width), z(width), r(width), u(value_width) {}
 };
 
-// means += share * (mean of the rows of x weighed by w, which sum to one, - means)
-void towards(std::vector<float>& means, const float* mean, float share) {
-  for (size_t c = 0; c < means.size(); ++c) means[c] += share * (mean[c] - means[c]);
-}
-
 void weighted_mean(const float* rows, const float* weights, int64_t count, int64_t width, float* out) {
   std::fill(out, out + width, 0.0f);
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < width; ++c) out[c] += weights[t] * rows[t * width + c];
+  multiply(weights, 0, 1, rows, width, out, 1, count);
 }
 
 // Tiles of one thread; one row more than tokens, for the step between the means of a tile and those before it.
@@ -48,8 +66,8 @@ struct Scratch {
 };
 
 // Lets the state read `count` tokens of the scratch. `mean`, the scaled mean of κ(q), sets their weights; null for equal
-// ones.
-void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool rotates) {
+// ones. With `transposes`, S has the axes (value width, width).
+void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool rotates, bool transposes = false) {
   const int64_t width = state.width, value_width = state.value_width;
   float* weights = tile.weights.data();
   float n = static_cast<float>(count), shift = state.shift;
@@ -66,7 +84,10 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
     for (int64_t t = 0; t < count; ++t) n += weights[t] = std::exp(weights[t] - shift);
     for (int64_t t = 0; t < count; ++t) weights[t] /= n;
   }
-  if (state.n == 0) state.shift = shift;
+  if (state.n == 0) {
+    state.shift = shift;
+    weighted_mean(tile.values.data(), weights, count, value_width, state.u.data());
+  }
   const float top = std::max(state.shift, shift);
   const float before = std::exp(state.shift - top), now = std::exp(shift - top);
   if (before != 1) {
@@ -78,6 +99,9 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
   const float share = n / (state.n + n);
   const float* rotated = rotates ? tile.rotated.data() : tile.features.data();
   weighted_mean(tile.features.data(), weights, count, width, tile.z.data());
+  // Relative to a mean, that of the tile loses little to rounding.
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t c = 0; c < value_width; ++c) tile.values[t * value_width + c] -= state.u[c];
   weighted_mean(tile.values.data(), weights, count, value_width, tile.u.data());
   if (rotates) weighted_mean(rotated, weights, count, width, tile.r.data());
   const float* r = rotates ? tile.r.data() : tile.z.data();
@@ -87,11 +111,14 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
   float* step = (rotates ? tile.rotated.data() : tile.features.data()) + count * width;
   for (int64_t c = 0; c < width; ++c) step[c] = r[c] - state.r[c];
   for (int64_t c = 0; c < value_width; ++c)
-    tile.values[count * value_width + c] = (tile.u[c] - state.u[c]) * state.n * share;
-  multiply(rotated, 1, width, tile.values.data(), value_width, state.S.data(), width, count + 1);
-  towards(state.z, tile.z.data(), share);
-  towards(state.r, r, share);
-  towards(state.u, tile.u.data(), share);
+    tile.values[count * value_width + c] = tile.u[c] * state.n * share;
+  if (transposes)
+    multiply(tile.values.data(), 1, value_width, rotated, width, state.S.data(), value_width, count + 1);
+  else
+    multiply(rotated, 1, width, tile.values.data(), value_width, state.S.data(), width, count + 1);
+  state.z.towards(tile.z.data(), share);
+  state.r.towards(r, share);
+  state.u.add(share, tile.u.data());
   state.n += n;
 }
 
@@ -112,9 +139,9 @@ void merge(State& first, const State& second) {
       sum = sum * before + second.S[i * first.value_width + j] * now + step * (second.u[j] - first.u[j]);
     }
   }
-  towards(first.z, second.z.data(), share);
-  towards(first.r, second.r.data(), share);
-  towards(first.u, second.u.data(), share);
+  first.z.towards(second.z.data(), share);
+  first.r.towards(second.r.data(), share);
+  first.u.towards(second.u.data(), share);
   first.n = n;
   first.shift = top;
 }

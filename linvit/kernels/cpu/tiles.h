@@ -17,7 +17,7 @@ constexpr int LANES = 8, PANEL = 2;
 constexpr int LANES = 4, PANEL = 4;
 #endif
 constexpr int ROWS = 6;  // ROWS x PANEL vectors of sums stay in registers
-constexpr int TILE = 48;  // tokens
+constexpr int TILE = 54;  // tokens: whole blocks of ROWS, and one tile for 7 × 7
 constexpr int AHEAD = 16;  // tokens that are fetched before they are read
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
@@ -46,16 +46,14 @@ float sum_of(float __attribute__((vector_size(lanes * sizeof(float)))) v) {
   }
 }
 
-// e^x to within two roundings (Cephes); zero below the normal numbers, infinity above the largest.
-Vector exp_of(Vector x) {
-  const Vector low = Vector{} - 87.33654f, high = Vector{} + 88.72283f;
-  const Integers under = x < low, over = x > high;
-  Vector y = under ? low : x;
-  y = over ? high : y;
+const Vector LOWEST = Vector{} - 87.33654f, HIGHEST = Vector{} + 88.72283f;  // where e^x is a normal number
+
+// e^x to within two roundings (Cephes), from LOWEST to HIGHEST.
+Vector exp_within(Vector x) {
   const Vector magic = Vector{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
-  const Vector shifted = y * 1.44269504088896341f + magic;
+  const Vector shifted = x * 1.44269504088896341f + magic;
   const Vector n = shifted - magic;
-  const Vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -67,15 +65,20 @@ Vector exp_of(Vector x) {
   bits = (bits << 23) + (127 << 23);  // the low bits of `shifted` are n
   Vector power;
   std::memcpy(&power, &bits, sizeof power);
-  const Vector y_exp = p * power;
-  const Vector infinite = Vector{} + std::numeric_limits<float>::infinity();
-  return over ? infinite : (under ? Vector{} : y_exp);
+  return p * power;
+}
+
+// e^x; zero below the normal numbers, infinity above the largest.
+Vector exp_of(Vector x) {
+  const Integers under = x < LOWEST, over = x > HIGHEST;
+  const Vector y = exp_within(under ? LOWEST : over ? HIGHEST : x);
+  return over ? Vector{} + std::numeric_limits<float>::infinity() : (under ? Vector{} : y);
 }
 
 template <Map map>
 Vector mapped(Vector x) {
   const Vector zero{};
-  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_of(x > zero ? zero : x);
+  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_within(x > zero ? zero : x < LOWEST ? LOWEST : x);
   if constexpr (map == Map::relu) return x < zero ? zero : x;
   if constexpr (map == Map::exp) return exp_of(x);
   return x;
@@ -122,6 +125,8 @@ void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t
   int64_t column = 0;
   for (; column + PANEL * LANES <= width; column += PANEL * LANES)
     multiply_panel<PANEL>(a, row, step, b + column, width, c + column, rows, steps);
+  for (; column + 2 * LANES <= width; column += 2 * LANES)
+    multiply_panel<2>(a, row, step, b + column, width, c + column, rows, steps);
   for (; column < width; column += LANES)
     multiply_panel<1>(a, row, step, b + column, width, c + column, rows, steps);
 }
@@ -129,27 +134,38 @@ void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t
 int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
 // One head of a tensor (tokens, width) in memory, any strides.
-template <typename T>
 struct Head {
-  T* data;
+  void* data;
+  at::ScalarType dtype;
   int64_t token, channel, width;
 };
 
-template <typename T>
-Head<T> head_of(const at::Tensor& x, int64_t batch, int64_t head) {
-  return {x.data_ptr<T>() + batch * x.stride(0) + head * x.stride(1), x.stride(2), x.stride(3), x.size(3)};
+Head head_of(const at::Tensor& x, int64_t batch, int64_t head) {
+  const int64_t offset = batch * x.stride(0) + head * x.stride(1);
+  return {static_cast<char*>(x.data_ptr()) + offset * x.element_size(), x.scalar_type(), x.stride(2), x.stride(3),
+          x.size(3)};
 }
 
-template <typename T>
-void read_token(const Head<T>& x, int64_t token, float* out, int64_t width) {
-  const T* source = x.data + token * x.token;
-  if (x.channel == 1) {
-    for (int64_t c = 0; c < x.width; c += 64 / sizeof(T)) __builtin_prefetch(source + AHEAD * x.token + c);
-    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
+// Calls work(the head's data, as they are): float32, bfloat16 or float16.
+template <typename Work>
+void by_dtype(const Head& x, Work&& work) {
+  switch (x.dtype) {
+    case at::kFloat: return work(static_cast<float*>(x.data));
+    case at::kBFloat16: return work(static_cast<at::BFloat16*>(x.data));
+    default: return work(static_cast<at::Half*>(x.data));
   }
-  else {
-    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
-  }
+}
+
+void read_token(const Head& x, int64_t token, float* out, int64_t width) {
+  by_dtype(x, [&](const auto* data) {
+    const auto* source = data + token * x.token;
+    if (x.channel == 1) {
+      for (int64_t c = 0; c < x.width; c += 64 / sizeof *data) __builtin_prefetch(source + AHEAD * x.token + c);
+      for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
+    } else {
+      for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
+    }
+  });
   for (int64_t c = x.width; c < width; ++c) out[c] = 0;
 }
 
@@ -191,20 +207,30 @@ void rotate_back(const float* x, float* out, const Table& table, int64_t token, 
   }
 }
 
-// The derivative of a map, from what it gave.
-float slope_of(float mapped, Map map) {
-  switch (map) {
-    case Map::elu1: return mapped < 1 ? mapped : 1;
-    case Map::relu: return mapped > 0;
-    case Map::exp: return mapped;
-    default: return 1;
+template <Map map>
+void slope_row(float* x, const float* mapped, int64_t width) {
+  const Vector one = Vector{} + 1.0f, zero{};
+  for (int64_t c = 0; c < width; c += LANES) {
+    const Vector y = load(mapped + c);
+    store(x + c, load(x + c) * (map == Map::elu1 ? (y < one ? y : one) : map == Map::relu ? (y > zero ? one : zero) : y));
   }
 }
 
-template <typename T>
-void write_token(const Head<T>& x, int64_t token, const float* values) {
-  T* target = x.data + token * x.token;
-  for (int64_t c = 0; c < x.width; ++c) target[c] = static_cast<T>(values[c]);
+// x times the derivative of a map, from what it gave.
+void times_slope(float* x, const float* mapped, int64_t width, Map map) {
+  switch (map) {
+    case Map::elu1: return slope_row<Map::elu1>(x, mapped, width);
+    case Map::relu: return slope_row<Map::relu>(x, mapped, width);
+    case Map::exp: return slope_row<Map::exp>(x, mapped, width);
+    case Map::identity: return;
+  }
+}
+
+void write_token(const Head& x, int64_t token, const float* values) {
+  by_dtype(x, [&](auto* data) {
+    auto* target = data + token * x.token;
+    for (int64_t c = 0; c < x.width; ++c) target[c] = values[c];
+  });
 }
 
 }  // namespace

@@ -1,0 +1,111 @@
+"""When backend="auto" takes the C++ kernel on a CPU, and what it says if it does not."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from linvit.kernels import cpu
+from linvit.kernels.cpu import compiling
+from linvit.ops import backend, linear_attention
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+
+
+@pytest.fixture
+def large():
+    return torch.randn(3, 1, 4, 1024, 64)
+
+
+@pytest.fixture
+def said(caplog):
+    """What linvit logs, as if it had not logged anything in this process before."""
+    backend._warn_once.cache_clear()
+    return lambda: [record for record in caplog.records if record.name.startswith("linvit")]
+
+
+def run(code, folder):
+    """Runs code in a process without a compiler, for which that folder is the one with the libraries of the wheel."""
+    setup = f"""
+        import logging, sys
+        from pathlib import Path
+        import torch
+        from linvit.ops import backend, linear_attention
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        backend.PREBUILT = Path({str(folder)!r})
+        x = torch.randn(3, 1, 4, 1024, 64)
+        expected = linear_attention(*x, backend="torch")
+        assert "linvit.kernels" not in sys.modules
+        from linvit.kernels.cpu import compiling
+        compiling.PREBUILT = backend.PREBUILT
+    """
+    code = textwrap.dedent(setup) + textwrap.dedent(code)
+    environment = {**os.environ, "CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(folder / "none")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
+def test_a_kernel_that_came_compiled_is_used_without_a_call(tmp_path):
+    cpu.build()
+    cpu.build.cache_clear()  # other tests are of torch; the library stays loaded
+    place = compiling._place(tmp_path, CAPABILITY)
+    place.parent.mkdir()
+    from torch.utils.cpp_extension import _get_build_directory
+
+    name = compiling._name(CAPABILITY)
+    shutil.copy(os.path.join(_get_build_directory(name, verbose=False), f"{name}.so"), place)
+    code = """
+        from linvit.kernels import cpu
+        compiled = torch.compile(linear_attention, fullgraph=True, backend="eager")(*x)
+        found = linear_attention(*x)
+        assert torch.equal(found, linear_attention(*x, backend="cpp")) and torch.equal(found, compiled)
+        assert not torch.equal(found, expected)
+        with cpu.aside():
+            assert torch.equal(linear_attention(*x), expected)
+    """
+    assert run(code, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_compiled_kernel_that_cannot_be_loaded_is_named_once(tmp_path):
+    place = compiling._place(tmp_path, CAPABILITY)
+    place.parent.mkdir()
+    place.write_bytes(b"not a library")
+    code = "assert all(torch.equal(linear_attention(*x), expected) for _ in range(2))"
+    first, *others = run(code, tmp_path)
+    assert first.startswith("The C++ kernel that came with linvit cannot be loaded, plain PyTorch is used: ")
+    assert str(place) in first
+    assert not any("cannot be loaded" in line for line in others)
+
+
+@pytest.mark.slow
+def test_one_for_another_torch_is_left_alone(tmp_path):
+    other = tmp_path / "torch0.1" / compiling._place(tmp_path, CAPABILITY).name
+    other.parent.mkdir()
+    other.write_bytes(b"not a library")
+    (line,) = run("assert torch.equal(linear_attention(*x), expected)", tmp_path)
+    assert "linvit.kernels.cpu.build()" in line
+
+
+def test_the_first_large_call_says_how_to_build(said, large):
+    linear_attention(*large[:, :, :, :1000])
+    linear_attention(*large.double())
+    linear_attention(*large, feature_map="focused")
+    linear_attention(*large, backend="torch")
+    with cpu.aside():
+        linear_attention(*large)
+    torch.compile(linear_attention, fullgraph=True, backend="eager")(*large)
+    torch.func.vmap(linear_attention)(*large.unsqueeze(1))
+    assert not said()
+    for _ in range(2):
+        linear_attention(*large)
+    (record,) = said()
+    assert record.levelname == "WARNING"
+    assert "linvit.kernels.cpu.build()" in record.getMessage()
+    assert "\n" not in record.getMessage()
