@@ -18,7 +18,7 @@ def linear_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
-    block_size: None = None,
+    block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
@@ -28,9 +28,9 @@ def linear_attention(
     results are the same in every run.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, block_size, cu_seqlens,
+            eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
-        block_size: None, because `obstacle` refuses blocks.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
@@ -42,6 +42,7 @@ def linear_attention(
     weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
     inputs = query, key, value, cos, sin, weights
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    options = *maps, weights is None and weighting == "query_mean", causal, normalizer, eps, keep
+    block = block_size or int(causal)
+    options = *maps, weights is None and weighting == "query_mean", block, normalizer, eps, keep
     out: Tensor = attend(query, key, value, cos, sin, key_mask, weights, cu_seqlens, *options)[0]
     return out

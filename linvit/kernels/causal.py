@@ -1,10 +1,13 @@
 """Causal attention, uniform weights: one program per head reads the tokens chunk by chunk and carries their sums.
 
+A chunk has whole blocks of BLOCK tokens, 1 where each token sees itself and those before it.
+
 Inside a chunk the scores are a small matrix; what came before is carried as S (uncentred), z, u, r and the number of
 tokens, in registers, and never written. The backward goes through the tokens twice, forwards for the queries,
 then backwards for keys and values; between the two it keeps four numbers per token (`rows`: heads × 4 × tokens).
 
-With g the gradient of the output, x = v - origin, a_ij = Rκ(q_i)·Rκ(k_j) and sums over j ≤ i of n_i visible tokens,
+With g the gradient of the output, x = v - origin, a_ij = Rκ(q_i)·Rκ(k_j) and sums over the n_i visible tokens j up to
+the end of the block of i,
 
     out_i = gain_i (Σ_j a_ij x_j / n_i - num_i u_i) + level_i (u_i + origin)
     dRκ(q_i) = Σ_j (γ_i g_i·x_j + dnum_i) Rκ(k_j)      γ_i = gain_i / n_i
@@ -104,8 +107,9 @@ def chunked(
     NORMALIZER: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The output of one head: each query reads its own token and those before it."""
+    """The output of one head: each query reads its own block and those before it."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
@@ -118,10 +122,12 @@ def chunked(
     S = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     u, n = tl.zeros((VALUE_COLUMNS,), tl.float32), tl.zeros((1,), tl.float32)
-    seen = tl.arange(0, ROWS)[:, None] >= tl.arange(0, ROWS)[None, :]
-    for start in range(0, length, ROWS):
-        visible = visible_tokens(mask, at, start, True, ROWS)
-        exists = visible_tokens(None, at, start, True, ROWS)
+    STEP: tl.constexpr = ROWS // BLOCK * BLOCK
+    seen = tl.arange(0, ROWS)[:, None] // BLOCK >= tl.arange(0, ROWS)[None, :] // BLOCK
+    for start in range(0, length, STEP):
+        here = (batch, head, begin, tl.minimum(length, start + STEP))
+        visible = visible_tokens(mask, here, start, True, ROWS)
+        exists = visible_tokens(None, here, start, True, ROWS)
         qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
         kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
@@ -169,6 +175,7 @@ def chunked_query_backward(
     BACKWARD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Gradient of the queries, and γ, ω, dnum and dden of each token for the keys' and values'."""
     at = span(cu_seqlens, tokens, HEADS)
@@ -178,15 +185,17 @@ def chunked_query_backward(
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, g = head_of(value, batch, head, begin), head_of(grad, batch, head, begin)
     dq = head_of(query_grad, batch, head, begin)
-    row = rows + (batch * HEADS + head) * 4 * tokens + begin
+    row = rows + (batch * HEADS + head) * 4 * tokens[0] + begin
     origin = origin_of(v, mask, at, PRECISION, VALUES)
     S = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     u, n = tl.zeros((VALUE_COLUMNS,), tl.float32), tl.zeros((1,), tl.float32)
-    seen = tl.arange(0, ROWS)[:, None] >= tl.arange(0, ROWS)[None, :]
-    for start in range(0, length, ROWS):
-        visible = visible_tokens(mask, at, start, True, ROWS)
-        exists = visible_tokens(None, at, start, True, ROWS)
+    STEP: tl.constexpr = ROWS // BLOCK * BLOCK
+    seen = tl.arange(0, ROWS)[:, None] // BLOCK >= tl.arange(0, ROWS)[None, :] // BLOCK
+    for start in range(0, length, STEP):
+        here = (batch, head, begin, tl.minimum(length, start + STEP))
+        visible = visible_tokens(mask, here, start, True, ROWS)
+        exists = visible_tokens(None, here, start, True, ROWS)
         qp, rq, slope = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
         kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
@@ -219,9 +228,9 @@ def chunked_query_backward(
         store_tile(dq, start, inside_tile(exists, SHAPE), dqp * slope, SHAPE)
         place = row + start + tl.arange(0, ROWS)
         tl.store(place, gamma, mask=exists)
-        tl.store(place + tokens, omega, mask=exists)
-        tl.store(place + 2 * tokens, dnum, mask=exists)
-        tl.store(place + 3 * tokens, dden, mask=exists)
+        tl.store(place + tokens[0], omega, mask=exists)
+        tl.store(place + 2 * tokens[0], dnum, mask=exists)
+        tl.store(place + 3 * tokens[0], dden, mask=exists)
         S += product(tl.trans(factor(rk, DOT, PRECISION)), x, PRECISION)
         r += tl.sum(rk, 0)
         z += tl.sum(kp, 0)
@@ -252,6 +261,7 @@ def chunked_key_backward(
     KEY_MAP: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Gradients of keys and values, from the last chunk to the first."""
     at = span(cu_seqlens, tokens, HEADS)
@@ -261,17 +271,19 @@ def chunked_key_backward(
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, g = head_of(value, batch, head, begin), head_of(grad, batch, head, begin)
     dk, dv = head_of(key_grad, batch, head, begin), head_of(value_grad, batch, head, begin)
-    row = rows + (batch * HEADS + head) * 4 * tokens + begin
+    row = rows + (batch * HEADS + head) * 4 * tokens[0] + begin
     origin = origin_of(v, mask, at, PRECISION, VALUES)
     dS = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
     dz, dr = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     du = tl.zeros((VALUE_COLUMNS,), tl.float32)
-    seen = tl.arange(0, ROWS)[:, None] >= tl.arange(0, ROWS)[None, :]
-    chunks = tl.cdiv(length, ROWS)
+    STEP: tl.constexpr = ROWS // BLOCK * BLOCK
+    seen = tl.arange(0, ROWS)[:, None] // BLOCK >= tl.arange(0, ROWS)[None, :] // BLOCK
+    chunks = tl.cdiv(length, STEP)
     for chunk in range(0, chunks):
-        start = (chunks - 1 - chunk) * ROWS
-        visible = visible_tokens(mask, at, start, True, ROWS)
-        exists = visible_tokens(None, at, start, True, ROWS)
+        start = (chunks - 1 - chunk) * STEP
+        here = (batch, head, begin, tl.minimum(length, start + STEP))
+        visible = visible_tokens(mask, here, start, True, ROWS)
+        exists = visible_tokens(None, here, start, True, ROWS)
         qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
         _, rk, slope = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
@@ -279,9 +291,9 @@ def chunked_key_backward(
         dout = load_tile(g, start, given, VALUES).to(DOT)
         place = row + start + tl.arange(0, ROWS)
         gamma = tl.load(place, mask=exists, other=0.0)
-        omega = tl.load(place + tokens, mask=exists, other=0.0)
-        dnum = tl.load(place + 2 * tokens, mask=exists, other=0.0)
-        dden = tl.load(place + 3 * tokens, mask=exists, other=0.0)
+        omega = tl.load(place + tokens[0], mask=exists, other=0.0)
+        dnum = tl.load(place + 2 * tokens[0], mask=exists, other=0.0)
+        dden = tl.load(place + 3 * tokens[0], mask=exists, other=0.0)
         scores = products(rq, rk, seen, DOT, PRECISION)
         weight = factor(tl.where(seen, gamma[:, None] * scores + omega[:, None], 0.0), DOT, PRECISION)
         dvalue = product(tl.trans(weight), dout, PRECISION) + du[None, :]

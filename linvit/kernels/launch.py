@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.formulas import FEATURE_MAPS, NORMALIZERS, interpreted
 from linvit.kernels.short import attend_head
-from linvit.kernels.state import merge, query_mean, read, summarize
+from linvit.kernels.state import merge, merge_blocks, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
 
@@ -31,6 +31,7 @@ SETTINGS = {
     "query_mean": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
     "summarize": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
     "merge": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
+    "merge_blocks": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
     "read": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 128), 128: Setting(64, 4)},
     "attend_head": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
     "read_backward": {16: Setting(128, 4), 32: Setting(64, 4), 64: Setting(32, 4), 128: Setting(32, 8, 2)},
@@ -101,18 +102,23 @@ class Call:
     """A call of the kernels: its constants, and how many programs it needs.
 
     Attributes:
-        programs: heads of all batch entries or packed sequences.
-        queries, keys: tokens of an average sequence.
+        programs: heads of all batch entries, packed sequences, or blocks.
+        queries, keys: tokens of an average sequence, or a block.
+        tokens, key_tokens: of a sequence and of a block.
         constants: what kernels are compiled for; each takes those that it has arguments for.
     """
 
-    def __init__(self, inputs: Inputs, options: Options, causal: bool = False) -> None:
+    def __init__(self, inputs: Inputs, options: Options, causal: bool = False, block: int = 0) -> None:
         query, key, value, rotary, _, _, cu_seqlens = inputs
         batch, heads, self.queries, width = query.shape
         self.keys = key.shape[2]
         if cu_seqlens is not None:
             batch = cu_seqlens.shape[0] - 1
             self.queries = self.keys = -(-self.queries // max(batch, 1))
+        self.tokens, self.key_tokens = (query.shape[2],) * 2, (key.shape[2],) * 2
+        if block:
+            self.tokens = self.key_tokens = query.shape[2], block
+            batch, self.queries, self.keys = batch * -(-query.shape[2] // block), block, block
         self.programs = batch * heads
         self.device, self.dtype = query.device, query.dtype
         columns, value_columns = padded(width), padded(value.shape[-1])
@@ -162,7 +168,7 @@ class Call:
         tiles = -(-max(self.queries, self.keys) // self.setting("attend_head").rows)
         return max(1, min(tiles, slots // max(self.programs, 1))) if WAITING else 1
 
-    def start(self, kernel: Any, splits: int, *arguments: Any) -> None:
+    def start(self, kernel: Any, splits: int, *arguments: Any, programs: int | None = None) -> None:
         """Starts a kernel with as many tiles on the way as there is shared memory for."""
         rows, warps, most, registers = self.setting(kernel.fn.__name__)
         constants = self.constants | {"ROWS": rows}
@@ -176,7 +182,7 @@ class Call:
         while True:
             staged = {"STAGES": stages} if "STAGES" in kernel.arg_names else {}
             try:
-                kernel[self.programs, splits](
+                kernel[programs or self.programs, splits](
                     *arguments, **shape, **staged, **limit, num_warps=warps, num_stages=stages
                 )
             except OutOfResources:
@@ -202,7 +208,6 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
     query, key, value, _, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options)
     scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
-    tokens = query.shape[2], key.shape[2], scale, options.eps
     splits = call.splits_at_once()
     if splits:
         shape = call.programs, splits
@@ -210,7 +215,19 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         states = query.new_empty(*shape, call.size, dtype=torch.float32) if keep or WAITING else None
         counters = query.new_zeros(call.programs, 3, dtype=torch.int32) if WAITING else None
         tensors = *(_strided(x) for x in (query, key, value, out)), call.table, mask, _strided(weights)
-        call.start(attend_head, splits, *tensors, sums, states, counters, cu_seqlens, *tokens)
+        call.start(
+            attend_head,
+            splits,
+            *tensors,
+            sums,
+            states,
+            counters,
+            cu_seqlens,
+            call.tokens,
+            call.key_tokens,
+            scale,
+            options.eps,
+        )
         if not keep or states is None:
             return out, None, None
         return out, _merged(call, states), None if sums is None else _total(sums)
@@ -218,24 +235,41 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
     if options.query_mean:
         splits = call.splits("query_mean", call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
-        call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, query.shape[2])
+        call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, call.tokens)
         sums = _total(sums)
-    splits = call.splits("summarize", call.keys)
-    states = query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
-    tensors = _strided(key), _strided(value), call.table, mask, _strided(weights)
-    call.start(summarize, splits, *tensors, sums, states, cu_seqlens, key.shape[2], scale)
-    states = _merged(call, states)
-    splits = call.splits("read", call.queries)
-    call.start(read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, tokens[0], *tokens[2:])
+    states = _summaries(call, inputs, mask, sums, scale)
+    _read(call, query, out, states, cu_seqlens, scale, options.eps)
     return out, states, sums
 
 
+def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale: float) -> Tensor:
+    """The state of each program's sequence or block."""
+    splits = call.splits("summarize", call.keys)
+    states = inputs.query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
+    tensors = _strided(inputs.key), _strided(inputs.value), call.table, mask, _strided(inputs.weights)
+    call.start(summarize, splits, *tensors, sums, states, inputs.cu_seqlens, call.key_tokens, scale)
+    return _merged(call, states)
+
+
+def _read(
+    call: Call, query: Tensor, out: Tensor, states: Tensor, cu_seqlens: Tensor | None, scale: float, eps: float
+) -> None:
+    splits = call.splits("read", call.queries)
+    call.start(read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, call.tokens, scale, eps)
+
+
 def backward(
-    grad: Tensor, inputs: Inputs, states: Tensor, sums: Tensor | None, options: Options, tables: bool = False
+    grad: Tensor,
+    inputs: Inputs,
+    states: Tensor,
+    sums: Tensor | None,
+    options: Options,
+    tables: bool = False,
+    block: int = 0,
 ) -> Gradients:
-    """Gradients of the inputs; those of the tables only if asked for."""
+    """Gradients of the inputs, those of the tables only if asked for; with causal blocks, states are what they see."""
     query, key, value, _, visible, weights, cu_seqlens = inputs
-    call = Call(inputs, options)
+    call = Call(inputs, options, block=block)
     scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
@@ -246,16 +280,18 @@ def backward(
     def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
         table_grads = None if dq is None else _strided(of_queries)
         tensors = _strided(query), _strided(grad), _strided(dq), table_grads, call.table, mask
-        rest = sums, mean_grads, states, state_grads, cu_seqlens, query.shape[2], scale, options.eps
+        rest = sums, mean_grads, states, state_grads, cu_seqlens, call.tokens, scale, options.eps
         call.start(read_backward, query_splits, *tensors, *rest)
 
     over_queries(None if options.query_mean else dq, None, state_grads)
     state_grads = _total(state_grads)
+    if block:
+        states, state_grads = _of_blocks(states, state_grads, query, value)
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
     tensors = [_strided(x) for x in (key, value, dk, dv, of_keys)]
-    rest = sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
+    rest = sums, mean_grads, states, state_grads, cu_seqlens, call.key_tokens, scale
     call.start(summarize_backward, key_splits, *tensors, call.table, mask, _strided(weights), _strided(dweights), *rest)
     if mean_grads is not None:
         over_queries(dq, _total(mean_grads), None)
@@ -263,28 +299,67 @@ def backward(
     return Gradients(dq, dk, dv, dweights, both)
 
 
-def causal_forward(inputs: Inputs, options: Options) -> Tensor:
-    """Output of causal attention."""
+def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor, Tensor | None]:
+    """Output of causal attention of blocks (of one token), and if they are long the states that they see."""
     query, key, value, _, visible, _, cu_seqlens = inputs
     call = Call(inputs, options, causal=True)
-    out = room(query, value)
+    scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
+    if is_long(call, block):
+        call = Call(inputs, options, block=block)
+        states = _summaries(call, inputs, mask, None, scale)
+        blocks = -(-query.shape[2] // block)
+        call.start(merge_blocks, 1, states, blocks, programs=call.programs // blocks)
+        _read(call, query, out, states, None, scale, options.eps)
+        return out, states
+    call.constants["BLOCK"] = block
     tensors = [_strided(x) for x in (query, key, value, out)]
-    scalars = query.shape[2], query.shape[-1] ** -0.5, options.eps
-    call.start(chunked, 1, *tensors, call.table, _strided_mask(visible), cu_seqlens, *scalars)
-    return out
+    call.start(chunked, 1, *tensors, call.table, mask, cu_seqlens, call.tokens, scale, options.eps)
+    return out, None
 
 
-def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def causal_backward(grad: Tensor, inputs: Inputs, states: Tensor, options: Options, block: int) -> Gradients:
     """Gradients of query, key and value of causal attention."""
     query, key, value, _, visible, _, cu_seqlens = inputs
     call = Call(inputs, options, causal=True)
+    if is_long(call, block):
+        return backward(grad, inputs, states, None, options, block=block)
+    call.constants["BLOCK"] = block
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    rest = rows, call.table, _strided_mask(visible), cu_seqlens, query.shape[2]
+    rest = rows, call.table, _strided_mask(visible), cu_seqlens, call.tokens
     call.start(chunked_query_backward, 1, *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
     call.start(chunked_key_backward, 1, *tensors, _strided(dk), _strided(dv), *rest)
-    return dq, dk, dv
+    return Gradients(dq, dk, dv, None, None)
+
+
+def is_long(call: Call, block: int) -> bool:
+    """Whether blocks do not fit into a chunk of `chunked`, and get a state of their own each."""
+    return block > call.setting("chunked").rows
+
+
+def _of_blocks(states: Tensor, grads: Tensor, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """What `summarize_backward` needs for the tokens of a block, which all later blocks see.
+
+    states, grads: (batch × blocks × heads, size), of what each block sees. A state is a mean, and centred; the sums
+    from which all of them are made have the sum of the gradients over the later blocks. The result is written as a
+    state of mass 1 with the mean u and r of all tokens, near which products are exact, and its gradient.
+    """
+    (batch, heads, _, width), value_width = query.shape, value.shape[-1]
+    sizes = [width * value_width, width, value_width, width]
+    sizes.append(grads.shape[-1] - sum(sizes))
+    _, _, u, r, mass = states.view(batch, -1, heads, states.shape[-1]).split(sizes, dim=-1)
+    S_grad, z_grad, u_grad, r_grad, _ = grads.view(batch, -1, heads, grads.shape[-1]).split(sizes, dim=-1)
+    n = mass[..., :1].masked_fill(mass[..., :1] == 0, 1)
+    last_u, last_r = (x[:, -1:].expand_as(x) for x in (u, r))
+    matrix = S_grad.unflatten(-1, (width, value_width))
+    r_grad = r_grad + (matrix @ (last_u - u).unsqueeze(-1)).squeeze(-1)
+    u_grad = u_grad + ((last_r - r).unsqueeze(-2) @ matrix).squeeze(-2)
+    of_later = [(x / n).flip(1).cumsum(1).flip(1) for x in (S_grad, z_grad, u_grad, r_grad)]
+    nothing = torch.zeros_like(mass)
+    one = nothing.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=mass.device), 1)
+    state = torch.cat((torch.zeros_like(S_grad), torch.zeros_like(z_grad), last_u, last_r, one), dim=-1)
+    return state.flatten(0, 2), torch.cat((*of_later, nothing), dim=-1).flatten(0, 2)
 
 
 def _precision(dtype: torch.dtype, causal: bool) -> dict[str, Any]:

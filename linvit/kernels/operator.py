@@ -21,20 +21,20 @@ def attend(
     query_map: str,
     key_map: str,
     query_mean: bool,
-    causal: bool,
+    block: int,
     normalizer: str,
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, the heads' states and their sums of κ(q), which gradients need; empty if causal, or not to be kept."""
+    """Output, the heads' states and their sums of κ(q), which gradients need; empty if there are none."""
     inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     nothing = query.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(query):
-        if causal:
-            out = launch.causal_forward(inputs, options)
-            return out, nothing, nothing.clone()
-        out, states, sums = launch.forward(inputs, options, keep)
+        if block:
+            (out, states), sums = launch.causal_forward(inputs, options, block), None
+        else:
+            out, states, sums = launch.forward(inputs, options, keep)
     if not keep or states is None:
         return out, nothing, nothing.clone()
     return out, states, nothing if sums is None else sums
@@ -42,11 +42,16 @@ def attend(
 
 @attend.register_fake
 def _(query, key, value, cos, sin, visible, weights, cu_seqlens, *options):  # type: ignore[no-untyped-def]
-    _, _, query_mean, causal, _, _, keep = options
+    query_map, key_map, query_mean, block, normalizer, eps, keep = options
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if block:
+        inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
+        call = launch.Call(inputs, launch.Options(query_map, key_map, False, normalizer, eps), causal=True)
+        keep = keep and launch.is_long(call, block)
+        sequences *= -(-query.shape[2] // block)
     heads, width = sequences * query.shape[1], query.shape[-1]
     size = launch.state_size(width, value.shape[-1])
-    states = query.new_empty((heads, size) if keep and not causal else (0,), dtype=torch.float32)
+    states = query.new_empty((heads, size) if keep else (0,), dtype=torch.float32)
     sums = states.new_empty((heads, width + 1) if keep and query_mean else (0,))
     return launch.room(query, value), states, sums
 
@@ -67,7 +72,7 @@ def attend_backward(
     query_map: str,
     key_map: str,
     query_mean: bool,
-    causal: bool,
+    block: int,
     normalizer: str,
     eps: float,
     tables: bool,
@@ -77,8 +82,8 @@ def attend_backward(
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     given = sums if query_mean else None
     with torch.cuda.device_of(query):
-        if causal:
-            gradients = launch.Gradients(*launch.causal_backward(grad, inputs, options), None, None)
+        if block:
+            gradients = launch.causal_backward(grad, inputs, states, options, block)
         else:
             gradients = launch.backward(grad, inputs, states, given, options, tables)
     of_weights, of_tables = (states.new_empty(0) if x is None else x for x in gradients[3:])

@@ -328,6 +328,27 @@ def summarize(
 
 
 @triton.jit
+def with_next(
+    state,
+    row,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+):
+    """A state, S, z, u, r, n and shift, merged with that in a row; states that are not centred have u = 0."""
+    S, z, u, r, n, shift = state
+    S_2, z_2, u_2, r_2 = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    n_2, shift_2 = load_mass(row, WIDTH, VALUE_WIDTH)
+    top = tl.maximum(shift, shift_2)
+    n_2 = n_2 * tl.exp2(shift_2 - top)
+    n = n * tl.exp2(shift - top) + n_2
+    share = n_2 / tl.where(n == 0, 1.0, n)
+    S += share * (S_2 - S + (1 - share) * (r_2 - r)[:, None] * (u_2 - u)[None, :])
+    return S, z + share * (z_2 - z), u + share * (u_2 - u), r + share * (r_2 - r), n, top
+
+
+@triton.jit
 def merged_state(
     row,
     splits,
@@ -337,23 +358,35 @@ def merged_state(
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
 ):
-    """S, z, u, r, n and shift of all splits of a head, merged in order; states that are not centred have u = 0."""
+    """The states of all splits of a head, merged in order."""
     S, z, u, r = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     n, shift = load_mass(row, WIDTH, VALUE_WIDTH)
     for _ in range(1, splits):
         row += SIZE
-        S_2, z_2, u_2, r_2 = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
-        n_2, shift_2 = load_mass(row, WIDTH, VALUE_WIDTH)
-        top = tl.maximum(shift, shift_2)
-        n_2 = n_2 * tl.exp2(shift_2 - top)
-        n = n * tl.exp2(shift - top) + n_2
-        shift = top
-        share = n_2 / tl.where(n == 0, 1.0, n)
-        S += share * (S_2 - S + (1 - share) * (r_2 - r)[:, None] * (u_2 - u)[None, :])
-        z += share * (z_2 - z)
-        u += share * (u_2 - u)
-        r += share * (r_2 - r)
+        S, z, u, r, n, shift = with_next((S, z, u, r, n, shift), row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     return S, z, u, r, n, shift
+
+
+@triton.jit
+def merge_blocks(
+    states,
+    blocks,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+):
+    """Merges into the state of each block those of the blocks before it: states (batch, blocks, heads, size)."""
+    batch, head = tl.program_id(0).to(tl.int64) // HEADS, tl.program_id(0) % HEADS
+    row = states + (batch * blocks * HEADS + head) * SIZE
+    S, z, u, r = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+    n, shift = load_mass(row, WIDTH, VALUE_WIDTH)
+    for _ in range(1, blocks):
+        row += HEADS * SIZE
+        S, z, u, r, n, shift = with_next((S, z, u, r, n, shift), row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
+        store_state(row, S, z, u, r, n, shift, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
 
 
 @triton.jit

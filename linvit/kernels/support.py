@@ -33,8 +33,8 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return reason
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
-    if causal == "block":
-        return "causal='block' has no kernel"
+    if causal == "block" and options.get("cu_seqlens") is not None:
+        return "causal='block' has no kernel for packed sequences"
     weighting = options.get("weighting", "uniform")
     if isinstance(weighting, Tensor):
         if causal:

@@ -14,13 +14,18 @@ from linvit.kernels.formulas import INTERPRETED
 
 @triton.jit
 def span(cu_seqlens, tokens, HEADS: tl.constexpr):
-    """Batch entry, head, first token and number of tokens of a program; a packed sequence is a batch entry."""
+    """Batch entry, head, first token and number of tokens of a program, which has a sequence or a block of one.
+
+    tokens: those of a sequence, and those of a block, as many if there are none. A packed sequence is a batch entry.
+    """
     index = tl.program_id(0) // HEADS
     head = tl.cast(tl.program_id(0) % HEADS, tl.int64)
     if cu_seqlens is None:
-        batch = tl.cast(index, tl.int64)
-        begin = batch * 0
-        length = tokens
+        blocks = tl.cdiv(tokens[0], tokens[1])
+        batch = tl.cast(index // blocks, tl.int64)
+        first = index % blocks * tokens[1]
+        length = tl.minimum(tokens[1], tokens[0] - first)
+        begin = tl.cast(first, tl.int64)
     else:
         begin = tl.cast(tl.load(cu_seqlens + index), tl.int64)
         length = tl.cast(tl.load(cu_seqlens + index + 1) - begin, tl.int32)

@@ -4,7 +4,8 @@ from kernel_judge import judge
 from test_kernel_packed import KERNEL, one_after_another, pack
 from tiers import slow
 
-from linvit.ops import rotary_1d
+from linvit.bench.exactness import deviations_in_bfloat16
+from linvit.ops import linear_attention, rotary_1d
 
 
 def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
@@ -84,3 +85,35 @@ def test_strides(device, tiled):
     tiled(rows=16, processors=1)
     parts = torch.randn(2, 40, 3 * 2 * 16, device=device).chunk(3, dim=-1)
     judge([x.unflatten(-1, (2, 16)).transpose(1, 2) for x in parts], causal=True)
+
+
+@pytest.mark.parametrize("block", [5, *slow(1, 16), 17, *slow(40, 100)])
+@pytest.mark.parametrize("normalizer", ["magnitude", *slow("divide", "subtract", "none", "sum")])
+@pytest.mark.parametrize("masked", [*slow(False), True])
+@pytest.mark.parametrize("dtype", [*slow(torch.float32), torch.bfloat16])
+def test_blocks(device, tiled, block, normalizer, masked, dtype):
+    """Of a few tokens, computed in chunks, and of more, which have a state each."""
+    tiled(rows=16, processors=2)
+    tensors = draw(device, tokens=75, width=24)
+    mask = torch.rand(1, 75, device=device) > 0.4
+    mask[:, :20] = False  # the first blocks see nothing
+    options = {"key_mask": mask if masked else None, "rotary": rotary_1d(75, 24, device=device)}
+    options |= {"causal": "block", "block_size": block, "normalizer": normalizer}
+    if dtype == torch.float32:
+        judge(tensors, **options)
+    else:
+        for row in deviations_in_bfloat16(tensors, **options):
+            assert row.error <= row.allowed, row
+
+
+@pytest.mark.parametrize("block", [7, 20])
+def test_blocks_of_values_far_from_zero(device, tiled, block):
+    tiled(rows=16, processors=1)
+    query, key, value = draw(device, tokens=70, width=24)
+    judge((query, key, value + 3), causal="block", block_size=block, normalizer="magnitude")
+
+
+def test_packed_blocks_are_refused(device):
+    tensors, cu_seqlens = draw(device, tokens=10), torch.tensor([0, 4, 10], device=device)
+    with pytest.raises(ValueError, match="no kernel for packed sequences"):
+        linear_attention(*tensors, causal="block", block_size=2, cu_seqlens=cu_seqlens, backend="triton")

@@ -69,5 +69,7 @@ def test_the_operator_packs_with_either_backend(device):
     options = {"rotary": rotary, "cu_seqlens": cu_seqlens, **RALA}
     packed = twin(*tensors, backend="triton", **options)
     torch.testing.assert_close(packed, twin(*tensors, backend="torch", **options), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"cannot run: causal='block' has no kernel; use 'auto' or 'torch'"):
+    with pytest.raises(
+        ValueError, match=r"cannot run: causal='block' has no kernel for packed sequences; use 'auto' or 'torch'"
+    ):
         twin(*tensors, backend="triton", causal="block", block_size=4)
