@@ -37,7 +37,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     if backend == "auto":
         home = _ready(query, options.get("causal"))
         if home is None:
-            if query.is_cpu and not is_traced() and query.numel() >= LARGE:
+            if not query.is_cuda and not is_traced() and query.numel() >= LARGE:
                 _say_how_to_build(query, key, value, **options)
             return None
     else:
