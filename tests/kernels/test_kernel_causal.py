@@ -5,7 +5,7 @@ from test_kernel_packed import KERNEL, one_after_another, pack
 from tiers import slow
 
 from linvit.bench.exactness import deviations_in_bfloat16
-from linvit.ops import linear_attention, rotary_1d
+from linvit.ops import rotary_1d
 
 
 def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
@@ -111,9 +111,3 @@ def test_blocks_of_values_far_from_zero(device, tiled, block):
     tiled(rows=16, processors=1)
     query, key, value = draw(device, tokens=70, width=24)
     judge((query, key, value + 3), causal="block", block_size=block, normalizer="magnitude")
-
-
-def test_packed_blocks_are_refused(device):
-    tensors, cu_seqlens = draw(device, tokens=10), torch.tensor([0, 4, 10], device=device)
-    with pytest.raises(ValueError, match="no kernel for packed sequences"):
-        linear_attention(*tensors, causal="block", block_size=2, cu_seqlens=cu_seqlens, backend="triton")
