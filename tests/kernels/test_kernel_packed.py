@@ -72,4 +72,4 @@ def test_the_operator_packs_with_either_backend(device):
     with pytest.raises(
         ValueError, match=r"cannot run: causal='block' has no kernel for packed sequences; use 'auto' or 'torch'"
     ):
-        twin(*tensors, backend="triton", causal="block", block_size=4)
+        twin(*tensors, backend="triton", causal="block", block_size=4, rotary=rotary, cu_seqlens=cu_seqlens)
