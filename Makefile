@@ -54,8 +54,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	$(PYTEST)
 
+# Fuzz tests fork, which a process with pools of threads does not survive.
 test-slow: $(STAMP)
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu" --ignore tests/fuzz
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not gpu" tests/fuzz
 
 # What each file of the quick tests takes, in tests/durations.csv, from which `make check` knows whether a folder is within its budget.
 durations: $(STAMP)

@@ -37,24 +37,19 @@ Shape = tuple[int, int, tuple[int, int]]
 Pass = Callable[[], tuple[Tensor, ...]]
 
 
-class Setting(NamedTuple):
-    """Tokens per tile, warps, tiles on the way, programs per multiprocessor, and tiles that `read` reads at once."""
+class Variant(NamedTuple):
+    """Setting of a kernel, and how programs are made: turns, and fewest tiles for each, see `launch`."""
 
-    rows: int
-    warps: int
-    stages: int
-    programs: int
+    setting: launch.Setting
+    turns: int
     tiles: int
 
 
-NOW = {
-    work: Setting(*blocks[WIDTH], launch.MOST_STAGES, launch.PROGRAMS_PER_PROCESSOR, launch.READ_TILES)
-    for work, blocks in (("forward", launch.BLOCKS), ("backward", launch.BACKWARD_BLOCKS))
-}
-SETTINGS = [
-    Setting(*tile, programs, tiles)
+WORK = ("forward", "backward")
+VARIANTS = [
+    Variant(launch.Setting(*tile, registers), turns, tiles)
     for tile in itertools.product((32, 64, 128), (4, 8), (2, 3, 4))
-    for programs, tiles in ((2, 4), (4, 4), (2, 16), (2, 64))
+    for registers, turns, tiles in ((None, 4, 16), (168, 4, 16), (None, 2, 16), (None, 4, 64))
 ]
 
 
@@ -98,7 +93,7 @@ def _run(arguments: list[str]) -> str:
 def settings(toy: bool) -> list[Case]:
     shapes = ((1, 2, (5, 5)),) if toy else SHAPES
     listed = []
-    for name, shape, work in itertools.product(OPTIONS, shapes, NOW):
+    for name, shape, work in itertools.product(OPTIONS, shapes, WORK):
         words = f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens"
         calls = partial(sweep, name, work, shape, toy), partial(generate, name, work, shape)
         listed.append(Case(words, calls[0], CODE[:1], calls[1]))
@@ -107,25 +102,25 @@ def settings(toy: bool) -> list[Case]:
 
 def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
     """Milliseconds of each kernel of a pass with each setting; a setting with a wrong result, or no room, says so."""
-    call, now = passes(name, work, shape, torch.float32 if toy else torch.bfloat16), NOW[work]
-    expected, first = started(call, now)
-    others = [setting for setting in SETTINGS if setting != now][: 1 if toy else None]
+    call = passes(name, work, shape, torch.float32 if toy else torch.bfloat16)
+    expected, first = started(call, None)
+    others = VARIANTS[: 1 if toy else None]
     random.Random(0).shuffle(others)
     times: dict[str, list[float]] = {}
     failures, repeats = {}, 1 if toy else REPEATS
     for begin in range(0, len(others), TOGETHER):
         calls = dict(first)  # every time, so that a drift of the clocks shows
-        for setting in others[begin : begin + TOGETHER]:
+        for variant in others[begin : begin + TOGETHER]:
             try:
-                result, again = started(call, setting)
+                result, again = started(call, variant)
                 error = max(relative_error(got, other) for got, other in zip(result, expected, strict=True))
             except Exception as failure:  # compilers and drivers raise errors of many classes
-                failures[str(setting)] = reason_of(failure)[:100]
+                failures[str(variant)] = reason_of(failure)[:100]
                 continue
             if error <= TOLERANCE:
                 calls |= again
             else:
-                failures[str(setting)] = f"wrong: error {error:.1e}"
+                failures[str(variant)] = f"wrong: error {error:.1e}"
         repeated = {label: lambda call=call: [call() for _ in range(repeats)] for label, call in calls.items()}
         for label, milliseconds in medians(repeated, toy, rounds=5).items():
             times.setdefault(label, []).append(milliseconds / repeats)
@@ -134,7 +129,7 @@ def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
     for kernel in [label.partition(", ")[0] for label in first]:
         best = min((label for label in middle if label.startswith(f"{kernel}, ")), key=lambda label: middle[label])
         cells = {"kernel": kernel, "pass": f"{name} {work}", "heads": shape[0] * shape[1], "grid": str(shape[2])}
-        cells |= {"ms": middle[f"{kernel}, {now}"], "with another setting": middle[best]}
+        cells |= {"ms": middle[f"{kernel}, now"], "with another setting": middle[best]}
         table.append(cells | {"setting": best.partition(", ")[2]})
     return {"cells": table, "ms": times, "failures": failures}
 
@@ -142,9 +137,9 @@ def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
 def generate(name: str, work: str, shape: Shape) -> None:
     """Generates the code of all settings, with one image, whose kernels are the same."""
     call = passes(name, work, (1, *shape[1:]), torch.bfloat16)
-    for setting in SETTINGS:
+    for variant in (None, *VARIANTS):
         with suppress(Exception):  # the sweep says which setting has no room
-            started(call, setting)
+            started(call, variant)
 
 
 def passes(name: str, work: str, shape: Shape, dtype: torch.dtype) -> Pass:
@@ -154,24 +149,34 @@ def passes(name: str, work: str, shape: Shape, dtype: torch.dtype) -> Pass:
     size = (batch, heads, grid[0] * grid[1], WIDTH)
     generator = torch.Generator(device).manual_seed(0)
     query, key, value, grad = (torch.randn(size, generator=generator, device=device).to(dtype) for _ in range(4))
-    inputs = launch.Inputs(query, key, value, rotary_2d(grid, WIDTH, device=device), None, None)
+    inputs = launch.Inputs(query, key, value, rotary_2d(grid, WIDTH, device=device), None, None, None)
     if work == "forward":
         return lambda: launch.forward(inputs, OPTIONS[name])[:1]
     _, states, sums = launch.forward(inputs, OPTIONS[name])
-    return lambda: launch.backward(grad, inputs, states, sums, OPTIONS[name])
+    assert states is not None
+    return lambda: launch.backward(grad, inputs, states, sums, OPTIONS[name])[:3]
 
 
-def started(call: Pass, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Callable[[], object]]]:
-    """The result of a pass with a setting, and its kernels, by name and setting, to be started again alone."""
+def started(call: Pass, variant: Variant | None) -> tuple[tuple[Tensor, ...], dict[str, Callable[[], object]]]:
+    """The result of a pass with a variant, or as it is, and its kernels, by name, to be started again alone."""
     again: dict[str, Callable[[], object]] = {}
+    original = launch.Call.start
+    changed: dict[str, Any] = {"TURNS": launch.TURNS}
+    if variant is not None:
+        one = {WIDTH: variant.setting}
+        settings = dict.fromkeys(launch.SETTINGS, one)
+        changed = {"SETTINGS": settings, "FLOAT32": one, "TURNS": variant.turns, "TILES": variant.tiles}
 
-    def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **shape: Any) -> None:
-        name = kernel.__name__
+    def start(this: launch.Call, kernel: Any, splits: int, *arguments: Any) -> None:
+        name = kernel.fn.__name__
         name += " again" * any(label.startswith(f"{name}, ") for label in again)  # RALA's read_backward runs twice
-        again[f"{name}, {setting}"] = partial(kernel[grid], *arguments, **shape, num_stages=setting.stages)
-        again[f"{name}, {setting}"]()
 
-    blocks = {WIDTH: (setting.rows, setting.warps)}
-    changed: dict[str, Any] = {"BLOCKS": blocks, "BACKWARD_BLOCKS": blocks, "READ_TILES": setting.tiles}
-    with patch.multiple(launch, _start=start, PROGRAMS_PER_PROCESSOR=setting.programs, **changed):
+        def go() -> None:
+            with patch.multiple(launch, **changed):
+                original(this, kernel, splits, *arguments)
+
+        again[f"{name}, {variant or 'now'}"] = go
+        go()
+
+    with patch.object(launch.Call, "start", start), patch.multiple(launch, **changed):
         return call(), again

@@ -1,16 +1,38 @@
 """Compiles linvit's kernels to machine code for a GPU, without one: Triton brings the compiler and the assembler."""
 
+import re
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 import triton
 
 from linvit.kernels import launch
 
 PROCESSORS = 132  # of an H100 and of an H200
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]+)(.*)")
+PRESETS = {"rala": (True, "divide"), "mala": (False, "magnitude"), "linear": (False, "divide")}
+
+
+class Code(NamedTuple):
+    """What the compiler made of a kernel.
+
+    Attributes:
+        registers: per thread.
+        spilled: bytes of registers in memory, per thread.
+        barriers, instructions: of the main loop, these for 64 tokens and by all warps.
+    """
+
+    registers: int
+    spilled: int
+    barriers: int
+    instructions: int
 
 
 class NoGPU(NamedTuple):
@@ -50,3 +72,57 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
     with triton.knobs.compilation.scope(), machine, driver, patch.object(triton.JITFunction, "run", compile_alone):
         triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
         yield counts
+
+
+def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool = True) -> dict[str, Code]:
+    """The code of the kernels for bfloat16 with a rotation, 64 images of eight heads, by preset and kernel."""
+    found: dict[str, Code] = {}
+    query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    tables = torch.empty(tokens, width // 2, device="meta"), torch.empty(tokens, width // 2, device="meta")
+    inputs = launch.Inputs(query, key, value, tables, None, None, None)
+    with compiling(capability):
+        compile_alone = triton.JITFunction.run
+        for preset, (query_mean, normalizer) in PRESETS.items():
+
+            def note(kernel: Any, *args: Any, preset: str = preset, **options: Any) -> Any:
+                binary = compile_alone(kernel, *args, **options)
+                name = f"{preset} {kernel.__name__}"
+                if "ROWS" in options:
+                    found[name + " again" * (name in found)] = _code(binary, options["ROWS"])
+                return binary
+
+            with patch.object(triton.JITFunction, "run", note):
+                options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+                out, states, sums = launch.forward(inputs, options)
+                if backward and states is not None:
+                    launch.backward(torch.empty_like(out), inputs, states, sums, options)
+    return found
+
+
+def _code(binary: Any, rows: int) -> Code:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(binary.asm["cubin"])
+        usage = re.search(r"REG:(\d+) STACK:(\d+)", _cuobjdump("--dump-resource-usage", file))
+        listing = map(INSTRUCTION.match, _cuobjdump("--dump-sass", file).splitlines())
+    assert usage is not None
+    instructions = [(int(match[1], 16), match[2], match[3]) for match in listing if match]
+    loops = []
+    for address, name, rest in instructions:
+        target = re.search(r"0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
+        if target and int(target[1], 16) < address:
+            loops.append([each for at, each, _ in instructions if int(target[1], 16) <= at <= address])
+    # The first loop that has most products: the others are for the last tokens, or exponents out of range.
+    main = max(loops, key=lambda loop: sum(name.startswith(("HGMMA", "HMMA")) for name in loop))
+    barriers, warps = sum(name.startswith("BAR") for name in main), binary.metadata.num_warps
+    return Code(int(usage[1]), int(usage[2]), barriers, len(main) * warps * 64 // rows)
+
+
+def _cuobjdump(option: str, file: Path) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    for name, code in codes(90).items():
+        print(f"{name}: [{', '.join(map(str, code))}]")

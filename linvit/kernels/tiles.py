@@ -171,15 +171,13 @@ def load_table(rotary, begin, start, visible, SHAPE):
     else:
         PAIRS: tl.constexpr = (SHAPE[0], SHAPE[1] // 2, SHAPE[2] // 2)
         inside = inside_tile(visible, PAIRS)
-        whole = (begin + start) * PAIRS[2]
-        place = (table + whole, PAIRS[2], 1)
-        c = load_tile(place, 0, inside, PAIRS)
+        c = load_tile((table + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
         if sin is None:
             pairs = c
             c = (pairs & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
             s = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         else:
-            s = load_tile((sin + whole, PAIRS[2], 1), 0, inside, PAIRS)
+            s = load_tile((sin + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
     return c, s
 
 
