@@ -7,6 +7,7 @@ from linvit.ops.linear_attention import rala as rala
 from linvit.ops.position import Rotary as Rotary
 from linvit.ops.position import rotary_1d as rotary_1d
 from linvit.ops.position import rotary_2d as rotary_2d
+from linvit.ops.position import rotary_3d as rotary_3d
 from linvit.ops.scores import attention_scores as attention_scores
 from linvit.ops.state import State as State
 from linvit.ops.state import merge as merge

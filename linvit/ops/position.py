@@ -3,9 +3,10 @@
 Angles are computed in float32 whatever the model's dtype (float64 for a float64 model): in bfloat16, index × frequency
 is wrong after a few hundred tokens. The tables follow the released RAVLT and MAViT code: frequencies
 10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels rotates with the row, the
-second with the column.
+second with the column, and in 3-D a part each with the frame, the row and the column.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from linvit.ranges import Range, check
 
 Length = Annotated[int, Range(0, 2**31 - 1)]
 SIZES = {"tokens": Length, "size": tuple[Length, Length], "width": Length, "start": Length, "first_row": Length}
+Lengths = tuple[Length, Length, Length]
+VOLUME = {"size": Lengths, "width": Annotated[int, Range(6, 2**31 - 1)] | Lengths, "first_frame": Length}
 
 
 class Rotary(NamedTuple):
@@ -88,12 +91,58 @@ def rotary_2d(
     rows = cols = _table(_angles(height, width // 4, first_row, dtype, device, endpoint), factor)
     if is_traced() or factor is not None or height != breadth or first_row:
         cols = _table(_angles(breadth, width // 4, 0, dtype, device, endpoint), factor)
-    grid = (height, breadth, -1)
-    cos, sin = (
-        torch.cat((by_row[:, None].expand(grid), by_column[None].expand(grid)), dim=-1).flatten(0, 1)
-        for by_row, by_column in zip(rows, cols, strict=True)
+    return _row_major(size, rows, cols)
+
+
+def rotary_3d(
+    size: tuple[int, int, int],
+    width: int | tuple[int, int, int],
+    *,
+    first_frame: int = 0,
+    endpoint: bool = True,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Rotary:
+    """Table for a volume or video of tokens in row-major order: frame by frame, and each frame row by row.
+
+    Args:
+        size: (frames, height, width) of the token grid; of a volume the depth is its frames.
+        width: head width, even and at least 6: the row and the column turn a third each, rounded down to pairs, and the
+            frame the rest, as in Wan (2025): 24, 20 and 20 of 64 channels. Or the channels of frame, row and column,
+            even numbers whose sum is the head width, such as (16, 24, 24) as in CogVideoX (2024).
+        first_frame: number of the first frame, for a later piece of a video.
+        endpoint: whether the frequencies reach 1/10000, as in the tables of a grid; those of Wan and CogVideoX stop one
+            step short.
+        dtype, device: as in `rotary_1d`.
+
+    Raises:
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, a width is odd, or the device is unknown.
+    """
+    _check_place(dtype, device)
+    if not is_traced():
+        check(VOLUME, {"size": size, "width": width, "first_frame": first_frame})
+    third = 0 if isinstance(width, Sequence) else 2 * (width // 6)
+    widths = tuple(width) if isinstance(width, Sequence) else (width - 2 * third, third, third)
+    if any(part % 2 for part in widths):
+        raise ValueError(f"`width` is {width}, expected {'a multiple' if third else 'multiples'} of 2")
+    starts = (first_frame, 0, 0)
+    angles = (
+        _angles(length, part // 2, start, dtype, device, endpoint)
+        for length, part, start in zip(size, widths, starts, strict=True)
     )
-    return Rotary(cos, sin)
+    return _row_major(size, *(_table(each, None) for each in angles))
+
+
+def _row_major(size: tuple[int, ...], *tables: Rotary) -> Rotary:
+    """The tables of each axis, for its positions, as one for the tokens of the whole grid."""
+    axes = range(len(size))
+    across = [tuple(slice(None) if axis == own else None for axis in axes) for own in axes]
+    cos, sin = (
+        torch.cat([part[index].expand(*size, -1) for part, index in zip(parts, across, strict=True)], dim=-1)
+        for parts in zip(*tables, strict=True)
+    )
+    return Rotary(cos.flatten(0, -2), sin.flatten(0, -2))
 
 
 def _table(angles: Tensor, factor: Tensor | None) -> Rotary:
@@ -106,6 +155,16 @@ def _check(dtype: object, device: Any, multiple: int, numbers: tuple[Any, ...], 
 
     numbers: those in `sizes`. Plain ones in their range are recognized without reading annotations.
     """
+    _check_place(dtype, device)
+    plain = all(type(number) is int and 0 <= number < 2**31 for number in (*numbers, width))
+    if not plain and not is_traced():
+        sizes["width"] = width
+        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
+    if width % multiple:
+        raise ValueError(f"`width` is {width}, expected a multiple of {multiple}")
+
+
+def _check_place(dtype: object, device: Any) -> None:
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"`dtype` is {kind(dtype)}, expected a torch.dtype or None")
     if device is not None and not isinstance(device, torch.device):
@@ -113,12 +172,6 @@ def _check(dtype: object, device: Any, multiple: int, numbers: tuple[Any, ...], 
             torch.device(device)
         except (RuntimeError, TypeError):
             raise ValueError(f"`device` is {device!r}, expected a device of torch, such as 'cpu' or 'cuda'") from None
-    plain = all(type(number) is int and 0 <= number < 2**31 for number in (*numbers, width))
-    if not plain and not is_traced():
-        sizes["width"] = width
-        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
-    if width % multiple:
-        raise ValueError(f"`width` is {width}, expected a multiple of {multiple}")
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

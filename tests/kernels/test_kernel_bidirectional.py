@@ -7,7 +7,7 @@ from tiers import quick, slow
 
 from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
 from linvit.kernels import launch
-from linvit.ops import Rotary, rotary_1d, rotary_2d
+from linvit.ops import Rotary, rotary_1d, rotary_2d, rotary_3d
 from linvit.ops import linear_attention as dispatched
 
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
@@ -26,6 +26,10 @@ def draw(device, tokens=75, width=24, value_width=24, batch=1, heads=2, queries=
 def test_normalizers(device, tiled, normalizer):
     tiled(rows=64, processors=1)
     judge(draw(device, heads=1), rotary=rotary_1d(75, 24, device=device), normalizer=normalizer)
+
+
+def test_a_video_of_tokens(device):
+    judge(draw(device, tokens=30, width=20, heads=1), rotary=rotary_3d((2, 5, 3), 20, device=device), **RALA)
 
 
 @pytest.mark.slow
