@@ -163,9 +163,9 @@ def started(call: Pass, variant: Variant | None) -> tuple[tuple[Tensor, ...], di
     original = launch.Call.start
     changed: dict[str, Any] = {"TURNS": launch.TURNS}
     if variant is not None:
-        one = {WIDTH: variant.setting}
-        settings = dict.fromkeys(launch.SETTINGS, one)
-        changed = {"SETTINGS": settings, "FLOAT32": one, "TURNS": variant.turns, "TILES": variant.tiles}
+        setting = {WIDTH: variant.setting}
+        settings = dict.fromkeys(launch.SETTINGS, setting)
+        changed = {"SETTINGS": settings, "FLOAT32": setting, "TURNS": variant.turns, "TILES": variant.tiles}
 
     def start(this: launch.Call, kernel: Any, splits: int, *arguments: Any) -> None:
         name = kernel.fn.__name__
