@@ -1,5 +1,6 @@
 """Starts the kernels, with their numbers of programs and block sizes."""
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +10,9 @@ from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.formulas import FEATURE_MAPS, NORMALIZERS, interpreted
+from linvit.kernels.read import read
 from linvit.kernels.short import attend_head
-from linvit.kernels.state import merge, merge_blocks, query_mean, read, summarize
+from linvit.kernels.state import merge, merge_blocks, query_mean, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
 
@@ -27,6 +29,7 @@ class Setting(NamedTuple):
 # By the wider of the two head widths padded to a power of two. A program keeps S (width × value width, float32) and a
 # few tiles at once. Chosen by what the compiler says for compute capability 9.0: no registers spilled, fewest
 # instructions, and three programs of `summarize` and four of `read` on a multiprocessor (tests/kernels/budgets.yaml).
+BACKWARD = {16: Setting(128, 4, 2), 32: Setting(128, 4, 2), 64: Setting(64, 4, 2), 128: Setting(64, 8, 2)}
 SETTINGS = {
     "query_mean": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)},
     "summarize": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
@@ -35,12 +38,7 @@ SETTINGS = {
     "read": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 128), 128: Setting(64, 4)},
     "attend_head": {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4, 3, 168), 128: Setting(64, 8)},
     "read_backward": {16: Setting(128, 4), 32: Setting(64, 4), 64: Setting(32, 4), 128: Setting(32, 8, 2)},
-    "summarize_backward": {
-        16: Setting(128, 4, 2),
-        32: Setting(128, 4, 2),
-        64: Setting(64, 4, 2),
-        128: Setting(64, 8, 2),
-    },
+    "summarize_backward": BACKWARD,
 }
 # float16, multiplied as TF32, and float32, multiplied without tensor cores.
 TF32_FORWARD = {16: Setting(128, 4), 32: Setting(128, 4), 64: Setting(64, 4), 128: Setting(32, 8)}
@@ -56,8 +54,6 @@ _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shap
 RESIDENT = 3
 TURNS = 4
 TILES = 16
-
-
 # Most tokens of heads that one program computes, with at least as many heads as multiprocessors, and with fewer. Of
 # shorter ones starting a second kernel would be the larger part; to be measured on a GPU (docs/contribute/gpu.md).
 AT_ONCE = 1024
@@ -142,7 +138,18 @@ class Call:
             "RAW": half and normalizer.proportional and rotary[0] is not None,
             **_precision(query.dtype, causal),
         }
-        self.table = _table(rotary, query.dtype)
+        self._rotary = rotary
+
+    @cached_property
+    def table(self) -> tuple[Tensor | None, Tensor | None]:
+        """Cosines and sines as float16 pairs in int32 for bfloat16, whose rounding is eight times as large.
+
+        Making it takes two launches, which only long sequences are worth.
+        """
+        cos, sin = self._rotary
+        if cos is None or sin is None or self.dtype != torch.bfloat16:
+            return cos, sin
+        return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
 
     def setting(self, name: str) -> Setting:
         """That of a kernel."""
@@ -205,7 +212,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
 
     keep: whether the states are needed, for gradients.
     """
-    query, key, value, _, visible, weights, cu_seqlens = inputs
+    query, key, value, rotary, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options)
     scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
     splits = call.splits_at_once()
@@ -214,19 +221,9 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         sums = query.new_empty(*shape, query.shape[-1] + 1, dtype=torch.float32) if options.query_mean else None
         states = query.new_empty(*shape, call.size, dtype=torch.float32) if keep or WAITING else None
         counters = query.new_zeros(call.programs, 3, dtype=torch.int32) if WAITING else None
-        tensors = *(_strided(x) for x in (query, key, value, out)), call.table, mask, _strided(weights)
+        tensors = *(_strided(x) for x in (query, key, value, out)), rotary, mask, _strided(weights), sums, states
         call.start(
-            attend_head,
-            splits,
-            *tensors,
-            sums,
-            states,
-            counters,
-            cu_seqlens,
-            call.tokens,
-            call.key_tokens,
-            scale,
-            options.eps,
+            attend_head, splits, *tensors, counters, cu_seqlens, call.tokens, call.key_tokens, scale, options.eps
         )
         if not keep or states is None:
             return out, None, None
@@ -374,14 +371,6 @@ def _precision(dtype: torch.dtype, causal: bool) -> dict[str, Any]:
         return {"DOT": tl.float32, "PRECISION": "ieee"}
     # In causal attention scores and sums are rounded once more.
     return {"DOT": tl.float32, "PRECISION": "tf32x3" if causal else "tf32"}
-
-
-def _table(rotary: tuple[Tensor | None, Tensor | None], dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Cosines and sines as float16 pairs in int32 for bfloat16, whose rounding is eight times as large."""
-    cos, sin = rotary
-    if cos is None or sin is None or dtype != torch.bfloat16:
-        return rotary
-    return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
 
 
 def _merged(call: Call, states: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from linvit.kernels.formulas import LOG2E
+from linvit.kernels.read import write_outputs
 from linvit.kernels.state import (
     ROOM,
     load_vector,
@@ -12,7 +13,6 @@ from linvit.kernels.state import (
     store_vector,
     sum_of_queries,
     summary,
-    write_outputs,
 )
 from linvit.kernels.tiles import head_of, span
 

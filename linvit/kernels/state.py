@@ -1,4 +1,4 @@
-"""Bidirectional attention forward: `query_mean`, `summarize`, `merge` and `read`, as in `linvit.ops`.
+"""Bidirectional attention forward: `query_mean`, `summarize` and `merge`, as in `linvit.ops`.
 
 A state is one float32 row: S (width × value width), z, u, r, n, shift, as in `linvit.ops.State`, with exponents of two.
 Where inputs are bfloat16 and rotated, and the normalizer is proportional (RAW), S is not centred, and u and r are zero.
@@ -19,9 +19,9 @@ from linvit.kernels.tiles import (
     load_row,
     load_table,
     load_tile,
+    product,
     share_of,
     span,
-    store_tile,
     tile_mean,
     turn,
     two_columns,
@@ -204,18 +204,8 @@ def add_tokens(
         r += folded(tl.trans(rk), FOLD, SHAPE)
         u += folded(x if mass is None else x * mass[:, None], VALUE_FOLD, VALUES)
         x = factor(x, DOT, PRECISION)
-    S = tl.dot(rk, x, S, input_precision="ieee" if PRECISION == "bf16" else PRECISION)
+    S += product(rk, x, PRECISION)
     return S, z, r, u, n, peak
-
-
-@triton.jit
-def zeros_of(FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES):
-    S, z = tl.zeros((SHAPE[1], VALUES[1]), tl.float32), tl.zeros((FOLD, SHAPE[1]), tl.float32)
-    if PRECISION == "bf16":
-        r, u = tl.zeros((SHAPE[1], 16), tl.float32), tl.zeros((VALUES[1], 16), tl.float32)
-    else:
-        r, u = tl.zeros((FOLD, SHAPE[1]), tl.float32), tl.zeros((VALUE_FOLD, VALUES[1]), tl.float32)
-    return S, z, r, u
 
 
 @triton.jit
@@ -226,7 +216,11 @@ def sums_of(
 ):  # fmt: skip
     """What `add_tokens` returns for all tokens of a split."""
     first, whole, end = share_of(at[3], SHAPE[0])
-    S, z, r, u = zeros_of(FOLD, VALUE_FOLD, PRECISION, SHAPE, VALUES)
+    S, z = tl.zeros((SHAPE[1], VALUES[1]), tl.float32), tl.zeros((FOLD, SHAPE[1]), tl.float32)
+    if PRECISION == "bf16":
+        r, u = tl.zeros((SHAPE[1], 16), tl.float32), tl.zeros((VALUES[1], 16), tl.float32)
+    else:
+        r, u = tl.zeros((FOLD, SHAPE[1]), tl.float32), tl.zeros((VALUE_FOLD, VALUES[1]), tl.float32)
     n, peak = tl.zeros((SHAPE[0],), tl.float32), tl.full((SHAPE[0],), LOWEST, tl.float32)
     if mask is None and FAST:
         for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
@@ -262,11 +256,9 @@ def summary(
     share = 1 / tl.where(n == 0, 1.0, n)
     S, z = S * share, tl.sum(z, 0) * share
     if PRECISION == "bf16":
-        r, u = tl.sum(r, 1) * share, tl.sum(u, 1) * share
-        if mean is None and weights is None:
-            r, u = r / 16, u / 16
-        else:
-            r = r / 16
+        r, u = tl.sum(r, 1) * share / 16, tl.sum(u, 1) * share
+        if mean is None and weights is None:  # u has 16 equal columns too
+            u = u / 16
     else:
         r, u = tl.sum(r, 0) * share, tl.sum(u, 0) * share
     if not RAW:
@@ -405,100 +397,3 @@ def merge(
     row = states + head * splits * SIZE
     S, z, u, r, n, shift = merged_state(row, splits, WIDTH, VALUE_WIDTH, SIZE, COLUMNS, VALUE_COLUMNS)
     store_state(merged + head * SIZE, S, z, u, r, n, shift, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
-
-
-@triton.jit
-def write_tile(
-    q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
-    MASKED: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
-):  # fmt: skip
-    """The output of a tile of queries; z and r are factors of two columns where their products are exact enough."""
-    visible = visible_tokens(None, at, start, MASKED, SHAPE[0])
-    inside = inside_tile(visible, SHAPE)
-    qp, _ = features(load_tile(q, start, inside, SHAPE), inside, MAP)
-    c, s = load_table(rotary, at[2], start, visible, SHAPE)
-    turned = turn(qp, c, s, SHAPE)
-    rq = factor(turned, DOT, PRECISION)
-    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
-    if PRECISION == "bf16" and POSITIVE:
-        den = tl.sum(tl.dot(factor(qp, DOT, PRECISION), z), 1)
-    else:
-        den = tl.sum(qp * z[None, :], 1)
-    covariance = tl.dot(rq, S, input_precision=INNER)
-    if RAW:
-        gain, _ = NORMALIZER(den, den, mass, scale, eps)
-        result = gain[:, None] * covariance
-    else:
-        if c is None:
-            num = den
-        elif PRECISION == "bf16":
-            num = tl.sum(tl.dot(rq, r), 1)
-        else:
-            num = tl.sum(turned * r[None, :], 1)
-        gain, level = NORMALIZER(num, den, mass, scale, eps)
-        result = gain[:, None] * covariance + level[:, None] * u[None, :]
-    store_tile(o, start, inside_tile(visible, VALUES), result, VALUES)
-
-
-@triton.jit
-def write_outputs(
-    q, o, S, z, u, r, mass, rotary, at, scale, eps,
-    STAGES: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
-):  # fmt: skip
-    S = factor(S, DOT, PRECISION)
-    if PRECISION == "bf16":
-        r = two_columns(r, DOT, PRECISION)
-        if POSITIVE:
-            z = two_columns(z, DOT, PRECISION)
-    first, whole, end = share_of(at[3], SHAPE[0])
-    for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
-        write_tile(
-            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
-            False, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
-        )  # fmt: skip
-    for start in tl.range(whole, end, SHAPE[0], num_stages=1):
-        write_tile(
-            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
-            True, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
-        )  # fmt: skip
-
-
-@triton.jit
-def read(
-    query,
-    out,
-    rotary,
-    states,
-    cu_seqlens,
-    tokens,
-    scale,
-    eps,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    QUERY_MAP: tl.constexpr,
-    POSITIVE: tl.constexpr,
-    NORMALIZER: tl.constexpr,
-    RAW: tl.constexpr,
-    DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The output of the queries of a split, read from their head's state."""
-    at = span(cu_seqlens, tokens, HEADS)
-    q, o = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2])
-    state = states + tl.program_id(0).to(tl.int64) * SIZE
-    S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
-    mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
-    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
-    VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-    write_outputs(
-        q, o, S, z, u, r, mass, rotary, at, scale, eps,
-        STAGES, QUERY_MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
-    )  # fmt: skip

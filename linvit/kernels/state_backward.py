@@ -35,6 +35,7 @@ from linvit.kernels.tiles import (
     load_row,
     load_table,
     load_tile,
+    product,
     share_of,
     span,
     store_row,
@@ -55,7 +56,6 @@ def queries_backward(
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
     """The gradients of S, z, r and u with those of one more tile of queries, whose own gradient is stored."""
-    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
     dS, dz, dr, du = grads
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
     inside = inside_tile(exists, SHAPE)
@@ -67,7 +67,7 @@ def queries_backward(
     if exists is not None:
         den = tl.where(exists, den, 1.0)
     # g · c = Rκ(q) · S g: one product serves the gain's gradient and the query's.
-    turned = tl.dot(dout, tl.trans(S), input_precision=INNER)
+    turned = product(dout, tl.trans(S), PRECISION)
     dgain = tl.sum(rq * turned, 1)
     if RAW:
         gain, level = NORMALIZER(den, den, mass, scale, eps)
@@ -80,7 +80,7 @@ def queries_backward(
         if c is None:  # z is r
             dnum += dden
     if STATE:
-        dS = tl.dot(tl.trans(factor(rq * gain[:, None], DOT, PRECISION)), dout, dS, input_precision=INNER)
+        dS += product(tl.trans(factor(rq * gain[:, None], DOT, PRECISION)), dout, PRECISION)
         if c is not None:
             dz += folded(qp * dden[:, None], FOLD, SHAPE)
         if not RAW:
@@ -191,7 +191,6 @@ def keys_backward(
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
     """Stores the gradients of a tile of keys and values; that of the mean of κ(q) with one more tile's."""
-    INNER: tl.constexpr = "ieee" if PRECISION == "bf16" else PRECISION
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
@@ -200,8 +199,8 @@ def keys_backward(
     c, s = load_table(rotary, at[2], start, visible, SHAPE)
     rk = turn(kp, c, s, SHAPE)
     x = x.to(DOT) if PRECISION == "bf16" else x.to(tl.float32) - u[None, :]
-    turned = tl.dot(factor(x, DOT, PRECISION), tl.trans(dS), input_precision=INNER)
-    dvalue = tl.dot(factor(rk, DOT, PRECISION), dS, input_precision=INNER)
+    turned = product(factor(x, DOT, PRECISION), tl.trans(dS), PRECISION)
+    dvalue = product(factor(rk, DOT, PRECISION), dS, PRECISION)
     if not RAW:
         turned += c_0[None, :]
         dvalue += e[None, :]

@@ -89,7 +89,9 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
 
 @pytest.mark.slow
 def test_every_kernel_counts(folder):
-    files = [folder / f"{name}.py" for name in ("causal", "formulas", "short", "state", "state_backward", "tiles")]
+    files = [
+        folder / f"{name}.py" for name in ("causal", "formulas", "read", "short", "state", "state_backward", "tiles")
+    ]
     kernels = [
         node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")
     ]
