@@ -124,12 +124,12 @@ def rotary_3d(
         check(VOLUME, {"size": size, "width": width, "first_frame": first_frame})
     third = 0 if isinstance(width, Sequence) else 2 * (width // 6)
     widths = tuple(width) if isinstance(width, Sequence) else (width - 2 * third, third, third)
-    if any(part % 2 for part in widths):
+    if any(channels % 2 for channels in widths):
         raise ValueError(f"`width` is {width}, expected {'a multiple' if third else 'multiples'} of 2")
     starts = (first_frame, 0, 0)
     angles = (
-        _angles(length, part // 2, start, dtype, device, endpoint)
-        for length, part, start in zip(size, widths, starts, strict=True)
+        _angles(length, channels // 2, start, dtype, device, endpoint)
+        for length, channels, start in zip(size, widths, starts, strict=True)
     )
     return _row_major(size, *(_table(each, None) for each in angles))
 
@@ -137,10 +137,10 @@ def rotary_3d(
 def _row_major(size: tuple[int, ...], *tables: Rotary) -> Rotary:
     """The tables of each axis, for its positions, as one for the tokens of the whole grid."""
     axes = range(len(size))
-    across = [tuple(slice(None) if axis == own else None for axis in axes) for own in axes]
+    across = [tuple(slice(None) if axis == other else None for other in axes) for axis in axes]
     cos, sin = (
-        torch.cat([part[index].expand(*size, -1) for part, index in zip(parts, across, strict=True)], dim=-1)
-        for parts in zip(*tables, strict=True)
+        torch.cat([values[index].expand(*size, -1) for values, index in zip(of_axes, across, strict=True)], dim=-1)
+        for of_axes in zip(*tables, strict=True)
     )
     return Rotary(cos.flatten(0, -2), sin.flatten(0, -2))
 
