@@ -24,6 +24,7 @@ from evidence.gpu.jobs import JOBS, QUEUE, Job
 LIMIT = 520.0  # seconds of a job: a machine may be lent in commands of ten minutes, and files have to come back
 FAILED, MISSING, STOPPED = 1, 2, 3
 NEEDED = ("torch", "triton", "timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml", "pytest")
+PREPARED = ("small", "sweep", "sweep_back")  # whose generated code is our kernels alone
 ROWS = Path(__file__).parent / "rows"
 
 
@@ -39,7 +40,8 @@ def main() -> int:
     elif options.prepare:
         from evidence.gpu import carry
 
-        print(carry.prepare([case.generate for case in JOBS["sweep"].cases(False) if case.generate]))
+        cases = [case for name in PREPARED for case in JOBS[name].cases(False)]
+        print(carry.prepare([case.generate for case in cases if case.generate]))
     elif options.tables:
         from evidence.gpu import rows
 

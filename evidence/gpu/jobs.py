@@ -44,7 +44,10 @@ QUEUE = (
     Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
     Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
     Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
-    Job("sweep", 8, "kernels:settings", "tile, warps, stages and splits of every kernel", processes=16),
+    Job("sweep", 6, "kernels:forward_settings", "tile, warps, stages and splits of the forward kernels", processes=16),
+    Job("small", 6, "operators:small", "from how many tokens on ours beat softmax attention; share of a copy's rate"),
+    Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
+    Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )
 """Jobs of later work are added where they decide most."""
 JOBS = {job.name: job for job in QUEUE}

@@ -31,6 +31,7 @@ OPTIONS = {
 SHAPES = ((64, 8, (56, 56)), (64, 8, (112, 112)), (64, 8, (14, 14)), (8, 4, (28, 28)))  # batch, heads, grid of tokens
 WIDTH = 64
 TOLERANCE = 2e-2  # between two orders of bfloat16 sums, of gradients
+SAME = 1000  # calls whose results have to be the same bits: a race shows rarely
 REPEATS = 20  # of a kernel in a graph, so that starting it does not count
 TOGETHER = 8  # settings timed in turn, whose results the card has to hold
 Shape = tuple[int, int, tuple[int, int]]
@@ -58,16 +59,33 @@ def correctness(toy: bool) -> list[Case]:
     with patch.multiple(gpu, SHAPES=shapes, machine_obstacle=lambda *_: None):  # what cannot run says so in its row
         named = gpu.cases(torch.device("cpu" if toy else "cuda"))
     listed = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
+    sizes: list[Shape] = [(1, 2, (5, 5))] if toy else [(64, 8, (14, 14)), (8, 4, (56, 56))]
+    bits = []
+    for name, work, shape in itertools.product(OPTIONS, WORK, sizes):
+        words = f"{name} {work}, {shape[0]} × {shape[1]} heads, grid {shape[2]}, {SAME} times"
+        bits.append(Case(words, partial(same_bits, name, work, shape, toy), CODE))
     if toy:
-        return [case for case in listed if case.name.startswith("mala, float32")]
+        return [case for case in listed if case.name.startswith("mala, float32")] + bits[:1]
     together = Case("processes that train together", train_together, ("linvit/runs", "linvit/tasks"))
-    return [*listed, Case("tests for GPUs", tests, CODE), together]
+    return [*listed, *bits, Case("tests for GPUs", tests, CODE), together]
 
 
 def exactness(name: str, errors: Callable[[], list[Deviation]]) -> Results:
     check = gpu.checked(name, errors)
     worst = dict(zip(("worst of", "error", "allowed"), check.worst or (None,) * 3, strict=True))
     return {"cells": [{"case": name, **worst, "result": check.failure or "passed"}]}
+
+
+def same_bits(name: str, work: str, shape: Shape, toy: bool) -> Results:
+    """Whether a pass gives the same bits every time; raises ArithmeticError if one result differs."""
+    call = passes(name, work, shape, torch.float32 if toy else torch.bfloat16)
+    first, times = call(), 2 if toy else SAME
+    different = torch.zeros((), dtype=torch.int64, device=first[0].device)
+    for _ in range(times - 1):
+        different += torch.stack([(got != other).any() for got, other in zip(call(), first, strict=True)]).any()
+    if count := int(different):
+        raise ArithmeticError(f"{count} of {times} results differ from the first")
+    return {"cells": [{"pass": f"{name} {work}", "heads": shape[0] * shape[1], "grid": str(shape[2]), "equal": times}]}
 
 
 def tests() -> Results:
@@ -90,14 +108,17 @@ def _run(arguments: list[str]) -> str:
     return done.stdout
 
 
-def settings(toy: bool) -> list[Case]:
+def settings(work: str, toy: bool) -> list[Case]:
     shapes = ((1, 2, (5, 5)),) if toy else SHAPES
     listed = []
-    for name, shape, work in itertools.product(OPTIONS, shapes, WORK):
+    for name, shape in itertools.product(OPTIONS, shapes):
         words = f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens"
         calls = partial(sweep, name, work, shape, toy), partial(generate, name, work, shape)
         listed.append(Case(words, calls[0], CODE[:1], calls[1]))
     return listed
+
+
+forward_settings, backward_settings = (partial(settings, work) for work in WORK)
 
 
 def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
@@ -163,9 +184,9 @@ def started(call: Pass, variant: Variant | None) -> tuple[tuple[Tensor, ...], di
     original = launch.Call.start
     changed: dict[str, Any] = {"TURNS": launch.TURNS}
     if variant is not None:
-        one = {WIDTH: variant.setting}
-        settings = dict.fromkeys(launch.SETTINGS, one)
-        changed = {"SETTINGS": settings, "FLOAT32": one, "TURNS": variant.turns, "TILES": variant.tiles}
+        setting = {WIDTH: variant.setting}
+        settings = dict.fromkeys(launch.SETTINGS, setting)
+        changed = {"SETTINGS": settings, "FLOAT32": setting, "TURNS": variant.turns, "TILES": variant.tiles}
 
     def start(this: launch.Call, kernel: Any, splits: int, *arguments: Any) -> None:
         name = kernel.fn.__name__

@@ -76,7 +76,7 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
 
 def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool = True) -> dict[str, Code]:
     """The code of the kernels for bfloat16 with a rotation, 64 images of eight heads, by preset and kernel."""
-    found: dict[str, Code] = {}
+    by_name: dict[str, Code] = {}
     query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
     tables = torch.empty(tokens, width // 2, device="meta"), torch.empty(tokens, width // 2, device="meta")
     inputs = launch.Inputs(query, key, value, tables, None, None, None)
@@ -88,7 +88,7 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
                 binary = compile_alone(kernel, *args, **options)
                 name = f"{preset} {kernel.__name__}"
                 if "ROWS" in options:
-                    found[name + " again" * (name in found)] = _code(binary, options["ROWS"])
+                    by_name[name + " again" * (name in by_name)] = _code(binary, options["ROWS"])
                 return binary
 
             with patch.object(triton.JITFunction, "run", note):
@@ -96,7 +96,7 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
                 out, states, sums = launch.forward(inputs, options)
                 if backward and states is not None:
                     launch.backward(torch.empty_like(out), inputs, states, sums, options)
-    return found
+    return by_name
 
 
 def _code(binary: Any, rows: int) -> Code:

@@ -21,9 +21,10 @@ from linvit.bench.kinds import measure
 from linvit.bench.machine import describe
 from linvit.bench.networks import Case as Network
 from linvit.bench.networks import build_call
+from linvit.bench.rows import Row, crossover
 from linvit.models.by_name import is_ours
 
-__all__ = ["Deviation", "Network", "build_call", "describe", "gpu", "relative_error"]
+__all__ = ["Deviation", "Network", "Row", "build_call", "crossover", "describe", "gpu", "measure", "relative_error"]
 
 CODE = tuple(f"linvit/{room}" for room in ("models", "layers", "ops", "kernels", "fusion"))
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")

@@ -28,8 +28,8 @@ def linear_attention(
     results are the same in every run.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, block_size, cu_seqlens,
-            eps: as there.
+        query, key, value, feature_map, weighting, normalizer: as there.
+        rotary, causal, block_size, cu_seqlens, eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:

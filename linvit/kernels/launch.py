@@ -357,8 +357,8 @@ def _of_blocks(states: Tensor, grads: Tensor, query: Tensor, value: Tensor) -> t
     u_grad = u_grad + ((last_r - r).unsqueeze(-2) @ matrix).squeeze(-2)
     of_later = [(x / n).flip(1).cumsum(1).flip(1) for x in (S_grad, z_grad, u_grad, r_grad)]
     nothing = torch.zeros_like(mass)
-    one = nothing.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=mass.device), 1)
-    state = torch.cat((torch.zeros_like(S_grad), torch.zeros_like(z_grad), last_u, last_r, one), dim=-1)
+    mass = nothing.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=mass.device), 1)
+    state = torch.cat((torch.zeros_like(S_grad), torch.zeros_like(z_grad), last_u, last_r, mass), dim=-1)
     return state.flatten(0, 2), torch.cat((*of_later, nothing), dim=-1).flatten(0, 2)
 
 

@@ -137,10 +137,10 @@ def rotary_3d(
 def _row_major(size: tuple[int, ...], *tables: Rotary) -> Rotary:
     """The tables of each axis, for its positions, as one for the tokens of the whole grid."""
     axes = range(len(size))
-    across = [tuple(slice(None) if axis == other else None for other in axes) for axis in axes]
+    across = [tuple(slice(None) if axis == turned else None for axis in axes) for turned in axes]
     cos, sin = (
-        torch.cat([values[index].expand(*size, -1) for values, index in zip(of_axes, across, strict=True)], dim=-1)
-        for of_axes in zip(*tables, strict=True)
+        torch.cat([table[index].expand(*size, -1) for table, index in zip(by_axis, across, strict=True)], dim=-1)
+        for by_axis in zip(*tables, strict=True)
     )
     return Rotary(cos.flatten(0, -2), sin.flatten(0, -2))
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from evidence.gpu import __main__ as queue
-from evidence.gpu import carry, rows
+from evidence.gpu import carry, kernels, operators, rows
 from evidence.gpu.jobs import JOBS, QUEUE, Case
 
 COMMAND = [sys.executable, "-m", "evidence.gpu"]
@@ -197,3 +197,59 @@ def test_tables_of_invented_rows():
     assert "3.12" not in text
     assert "| 4 | – |" in text
     assert rows.section([]) == rows.NOT_MEASURED
+
+
+def test_the_same_bits_are_asked_of_every_call(monkeypatch):
+    results = iter([torch.zeros(3), torch.tensor([0.0, 1e-30, 0.0])])
+    monkeypatch.setattr(kernels, "passes", lambda *_: lambda: (next(results),))
+    with pytest.raises(ArithmeticError, match="1 of 2 results differ from the first"):
+        kernels.same_bits("rala", "forward", (1, 2, (5, 5)), True)
+
+
+def test_an_operator_is_checked_before_it_is_timed():
+    tensors, rotary = operators.operands(1, 2, 5, True)
+    for name in operators.ROTATED:
+        right = operators.operator(name, tensors, rotary, True)()
+        operators.check(name, right, tensors, rotary)
+        with pytest.raises(ArithmeticError, match=f"{name} is wrong: its relative error is"):
+            operators.check(name, 1.03 * right, tensors, rotary)
+
+
+def test_where_curves_cross(monkeypatch):
+    """Softmax takes as many milliseconds as tokens, rotated 2.5 times as many; ours 0, 25 or 1,000."""
+    of_ours = {"rala": 0.0001, "mala": 25.0, "linear": 1000.0}
+
+    def times(calls, toy):
+        (count,) = {call().shape[2] for call in calls.values()}
+        return {**of_ours, "SDPA": float(count), "SDPA, rotated": 2.5 * count}
+
+    monkeypatch.setattr(operators, "medians", times)
+    cells = operators.beside_softmax(8, 2, (3, 7), True)["cells"]
+    assert [row["tokens"] for row in cells[:2]] == [9, 49]
+    assert [row["operator"] for row in cells[2:]] == ["rala", "mala", "linear"]
+    assert [row["beats SDPA from"] for row in cells[2:]] == ["the first size", "25 tokens", "nowhere"]
+    assert cells[3]["beats SDPA, rotated from"] == "10 tokens"
+    assert cells[2]["predicted"] == "200 to 300"
+
+
+def test_the_share_is_of_what_a_copy_moves_in_the_same_time(monkeypatch):
+    """MALA reads and writes four tensors, a copy two: in twice the time of a copy its rate is the same."""
+    monkeypatch.setattr(operators, "medians", lambda calls, toy: {"ours": 2.0, "copy": 1.0})
+    (cells,) = operators.beside_copy("mala", 3, False, True)["cells"]
+    assert cells["share of the copy's rate"] == 1
+
+
+def test_flash_bla_is_measured_once_its_source_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(operators, "FLASH", carry.CARRIED / tmp_path.name)
+    (cells,) = operators.flash_bla(False, False)["cells"]
+    assert cells["flash_bla"] == f"none: build/gpu/{tmp_path.name} is missing, see docs/contribute/gpu.md"
+    monkeypatch.setattr(rows, "ROOT", tmp_path)
+    code = ("kernels", "flash")
+    digests = []
+    for name in code:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "read.py").write_text("ROWS = 64\n")
+        rows.code_digest.cache_clear()
+        digests.append(rows.code_digest(code))
+    rows.code_digest.cache_clear()
+    assert digests[0] != digests[1]
