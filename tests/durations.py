@@ -4,7 +4,8 @@
     make durations TESTS=tests/ops       the same for some folders or files
     python tests/durations.py            the check: every test file has a row, and no room is above its budget
 
-CPU seconds of a process and of those that it starts hardly depend on what else the machine does.
+CPU seconds of a process and of those that it starts; measure on a quiet machine, since what shares its caches adds to
+them: a file of 6.5 seconds took 15.9 beside other work.
 """
 
 import csv
