@@ -10,6 +10,12 @@ from torch.autograd import forward_ad
 FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
 WEIGHTINGS = ("uniform", "query_mean")
 NORMALIZERS = ("divide", "magnitude", "subtract", "none", "sum")
+KNOWN = (
+    ("the queries' feature_map", FEATURE_MAPS),
+    ("the keys' feature_map", FEATURE_MAPS),
+    ("weighting", WEIGHTINGS),
+    ("normalizer", NORMALIZERS),
+)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PADDED = (16, 32, 64, 128)  # head widths are padded to the next of these
 WIDEST = PADDED[-1]
@@ -71,13 +77,11 @@ def inputs_obstacle(
 
     gradients: whether the kernel supports weights that are given, and has gradients of rotary tables.
     """
-    maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
-    for name, given, known in (
-        ("the queries' feature_map", maps[0], FEATURE_MAPS),
-        ("the keys' feature_map", maps[1], FEATURE_MAPS),
-        ("weighting", "uniform" if gradients and isinstance(weighting, Tensor) else weighting, WEIGHTINGS),
-        ("normalizer", normalizer, NORMALIZERS),
-    ):
+    query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    if gradients and isinstance(weighting, Tensor):
+        weighting = "uniform"
+    axes = query_map, key_map, weighting, normalizer
+    for given, (name, known) in zip(axes, KNOWN, strict=True):
         if not isinstance(given, str) or given not in known:
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
@@ -85,7 +89,7 @@ def inputs_obstacle(
         return f"the kernels support no {'shard' if state is None else 'state'}"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
-    if 0 in (*query.shape, *value.shape):
+    if not query.numel() or not value.numel():
         return "a tensor is empty"
     if rotary is not None and rotary[0].dim() != 2:
         return "the kernels need rotary tables of shape (tokens, width / 2)"

@@ -113,11 +113,11 @@ def check_shard(
 
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
-    shapes, dtype = [tuple(x.shape) for x in (query, key, value)], query.dtype
-    for name, x, shape in zip(("query", "key", "value"), (query, key, value), shapes, strict=True):
-        if len(shape) != 4 or 0 in shape[1:]:
+    dtype = query.dtype
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4 or 0 in x.shape[1:]:
             raise ValueError(
-                f"`{name}` has shape {shape}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
         if x.dtype != dtype or dtype not in FLOATS:
@@ -125,17 +125,19 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"`{name}` is {x.dtype} and `query` {dtype}, expected the same of float16, bfloat16, float32 and "
                 "float64: convert one"
             )
-    (*heads, _, width), (*of_keys, tokens, key_width), (*of_values, values, _) = shapes
-    for name, first, second, fits in (
-        ("key", query, key, of_keys == heads and key_width == width),
-        ("value", key, value, of_values == of_keys and values == tokens),
-    ):
-        if not fits:
-            same = "batch, heads and width" if name == "key" else "batch, heads and tokens"
-            of = "query" if name == "key" else "key"
-            raise ValueError(
-                f"`{name}` has shape {tuple(second.shape)} and `{of}` {tuple(first.shape)}, expected the same {same}"
-            )
+    batch, heads, tokens, width = key.shape
+    of_queries = query.shape
+    if of_queries[0] != batch or of_queries[1] != heads or of_queries[3] != width:
+        raise ValueError(
+            f"`key` has shape {tuple(key.shape)} and `query` {tuple(of_queries)}, expected the same batch, heads and "
+            "width"
+        )
+    of_values = value.shape
+    if of_values[0] != batch or of_values[1] != heads or of_values[2] != tokens:
+        raise ValueError(
+            f"`value` has shape {tuple(of_values)} and `key` {tuple(key.shape)}, expected the same batch, heads and "
+            "tokens"
+        )
 
 
 def _check_blocks(causal: object, block_size: object) -> None:

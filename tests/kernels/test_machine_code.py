@@ -64,7 +64,7 @@ def compile_all(
     inputs = launch.Inputs(query, key, value, rotary, visible, None, cu_seqlens)
     with compiling(capability):
         for query_mean, normalizer in presets:
-            options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+            options = launch.Options("elu1", "elu1", query_mean and not causal, normalizer, 1e-6)
             if causal:
                 for block in (1,) if packed else (1, 16, 100):
                     out, states = launch.causal_forward(inputs, options, block)

@@ -95,7 +95,7 @@ class Bidirectional : Attention {
   template <typename Work>
   void for_all(Work&& work) {
     at::parallel_for(0, all * parts, 1, [&](int64_t begin, int64_t end) {
-      Scratch tile(width, value_width);
+      Scratch& tile = scratch(width, value_width);
       for (int64_t i = begin; i < end; ++i) work(i / parts, i % parts, tile);
     });
   }
@@ -193,7 +193,7 @@ class Bidirectional : Attention {
   Setting setting(const State& state, const Scratch& tile, int64_t t) const {
     const float num = dot(rotated(tile) + t * width, state.r.data(), width);
     const float den = dot(&tile.features[t * width], state.z.data(), width);
-    return normalized(rule.normalizer, num, den, state.n * std::exp(state.shift), scale, rule.eps);
+    return normalized(rule.normalizer, num, den, state.mass(), scale, rule.eps);
   }
 
   // Sums the gradients of what the queries read, and writes those of the queries where grad_query is given. With

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "tiles.h"
@@ -41,6 +42,8 @@ struct State {
 
   State(int64_t width, int64_t value_width)
       : width(width), value_width(value_width), S(width * value_width), z(width), r(width), u(value_width) {}
+
+  float mass() const { return shift == 0 ? n : n * std::exp(shift); }
 };
 
 void weighted_mean(const float* rows, const float* weights, int64_t count, int64_t width, float* out) {
@@ -50,11 +53,14 @@ void weighted_mean(const float* rows, const float* weights, int64_t count, int64
 
 // Tiles of one thread; one row more than tokens, for the step between the means of a tile and those before it.
 struct Scratch {
+  const int64_t width, value_width;
   std::vector<float> features, rotated, values, product, z, r, u, weights;
   std::vector<int64_t> places;
 
   Scratch(int64_t width, int64_t value_width)
-      : features((TILE + 1) * width),
+      : width(width),
+        value_width(value_width),
+        features((TILE + 1) * width),
         rotated((TILE + 1) * width),
         values((TILE + 1) * value_width),
         product(TILE * std::max(width, value_width)),
@@ -64,6 +70,13 @@ struct Scratch {
         weights(TILE + 1),
         places(TILE) {}
 };
+
+// That of this thread, kept between calls: making one takes as long as a head of 16 tokens.
+Scratch& scratch(int64_t width, int64_t value_width) {
+  thread_local std::optional<Scratch> kept;
+  if (!kept || kept->width != width || kept->value_width != value_width) kept.emplace(width, value_width);
+  return *kept;
+}
 
 // Lets the state read `count` tokens of the scratch. `mean`, the scaled mean of κ(q), sets their weights; null for equal
 // ones. With `transposes`, S has the axes (value width, width).
