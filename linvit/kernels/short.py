@@ -88,7 +88,8 @@ def attend_head(
                 row += WIDTH + 1
                 total += load_vector(row, COLUMNS, WIDTH)
                 count += tl.load(row + WIDTH)
-        mean = total * (scale * LOG2E / tl.maximum(count, 1.0))
+        # As `load_query_mean` divides: another rounding would make the backward pass's weights others.
+        mean = total / tl.maximum(count, 1.0) * (scale * LOG2E)
     shift = 0.0
     S, z, u, r, n, peak = summary(
         k, v, rotary, mask, weights, mean, shift, keys_at,

@@ -333,11 +333,14 @@ def with_next(
     S_2, z_2, u_2, r_2 = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     n_2, shift_2 = load_mass(row, WIDTH, VALUE_WIDTH)
     top = tl.maximum(shift, shift_2)
-    n_2 = n_2 * tl.exp2(shift_2 - top)
-    n = n * tl.exp2(shift - top) + n_2
-    share = n_2 / tl.where(n == 0, 1.0, n)
-    S += share * (S_2 - S + (1 - share) * (r_2 - r)[:, None] * (u_2 - u)[None, :])
-    return S, z + share * (z_2 - z), u + share * (u_2 - u), r + share * (r_2 - r), n, top
+    n, n_2 = n * tl.exp2(shift - top), n_2 * tl.exp2(shift_2 - top)
+    total = n + n_2
+    # Not one share and what is left of 1: the rounding of it would weigh what has almost no share, but may be large.
+    share = n / tl.where(total == 0, 1.0, total)
+    share_2 = n_2 / tl.where(total == 0, 1.0, total)
+    spread = (share * share_2) * (r_2 - r)[:, None] * (u_2 - u)[None, :]
+    S = share * S + share_2 * S_2 + spread
+    return S, share * z + share_2 * z_2, share * u + share_2 * u_2, share * r + share_2 * r_2, total, top
 
 
 @triton.jit

@@ -185,7 +185,7 @@ def read_backward(
 
 @triton.jit
 def keys_backward(
-    dmean, k, v, dk, dv, table_grad, dS, u, dz, c_0, e, mean, shift, share, overlap, rotary, mask, weights,
+    dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c_0, e, mean, shift, share, overlap, rotary, mask, weights,
     weight_grads, at, start,
     MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
@@ -198,12 +198,15 @@ def keys_backward(
     kp, slope = features(load_tile(k, start, inside, SHAPE), inside, MAP)
     c, s = load_table(rotary, at[2], start, visible, SHAPE)
     rk = turn(kp, c, s, SHAPE)
-    x = x.to(DOT) if PRECISION == "bf16" else x.to(tl.float32) - u[None, :]
+    if PRECISION == "bf16":
+        x, centred = x.to(DOT), rk
+    else:
+        x, centred = x.to(tl.float32) - u[None, :], rk - r[None, :]
     turned = product(factor(x, DOT, PRECISION), tl.trans(dS), PRECISION)
-    dvalue = product(factor(rk, DOT, PRECISION), dS, PRECISION)
+    dvalue = product(factor(centred, DOT, PRECISION), dS, PRECISION)
     if not RAW:
         turned += c_0[None, :]
-        dvalue += e[None, :]
+        dvalue += (e if PRECISION == "bf16" else du)[None, :]
     dkp = turn_back(turned, c, s, SHAPE) + dz[None, :]
     if mean is not None or weights is not None:
         if mean is not None:
@@ -308,13 +311,13 @@ def summarize_backward(
     if mask is None:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dmean = keys_backward(
-                dmean, k, v, dk, dv, table_grad, dS, u, dz, c, e, mean, shift, share, overlap, rotary, mask, weights,
+                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask, weights,
                 weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
         dmean = keys_backward(
-            dmean, k, v, dk, dv, table_grad, dS, u, dz, c, e, mean, shift, share, overlap, rotary, mask, weights,
+            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask, weights,
             weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     if sums is not None:

@@ -196,8 +196,23 @@ def test_bfloat16_everywhere(device, tiled, normalizer, weighting, width, masked
         options = {"normalizer": normalizer, "weighting": weighting}
         options["rotary"] = rotary_1d(53, width, device=device) if rotated else None
         options["key_mask"] = torch.rand(1, 53, device=device) > 0.4 if masked else None
-        options["cu_seqlens"] = torch.tensor([0, 0, 1, 20, 53], device=device) if packed else None
+        options["cu_seqlens"] = torch.tensor([0, 0, 6, 20, 53], device=device) if packed else None
         judge_bfloat16(draw(device, 53, width, 24, heads=1), **options)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("preset", [{}, *slow(RALA)], ids=str)
+def test_a_sequence_of_one_token_in_bfloat16(device, preset, rotated):
+    """Its output does not depend on the query: what rounding S leaves of the gradient is small beside its terms."""
+    query, key, value = (x.bfloat16().requires_grad_() for x in draw(device, 20, heads=1))
+    cu_seqlens = torch.tensor([0, 1, 20], device=device)
+    rotary = rotary_1d(20, 24, device=device) if rotated else None
+    out = dispatched(query, key, value, backend="triton", cu_seqlens=cu_seqlens, rotary=rotary, **preset)
+    out.float().sum().backward()
+    mapped = [(torch.nn.functional.elu(x[0, 0, 0].float()) + 1) for x in (query, key)]
+    terms = value[0, 0, 0].float().abs().sum() * mapped[1].norm() / (mapped[0] @ mapped[1])
+    assert query.grad[0, 0, 0].norm() <= 2**-8 * terms
+    torch.testing.assert_close(out[0, 0, 0], value[0, 0, 0], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(

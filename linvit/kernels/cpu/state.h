@@ -20,9 +20,18 @@ struct Sum : std::vector<float> {
   void add(float scale, const float* x) {
     for (size_t c = 0; c < size(); ++c) step(c, scale * x[c]);
   }
-  // Of means: goes this share of the way to other ones.
-  void towards(const float* means, float share) {
-    for (size_t c = 0; c < size(); ++c) step(c, share * (means[c] - (*this)[c]));
+  // Of means, which keep a share of their weight, to those of all: from the nearer end, because the rounding of a large
+  // share would weigh what has almost no weight but may be large.
+  void towards(const float* means, float share, float kept) {
+    for (size_t c = 0; c < size(); ++c) {
+      const float apart = means[c] - (*this)[c];
+      if (share < 0.5f) {
+        step(c, share * apart);
+      } else {
+        (*this)[c] = means[c] - kept * apart;
+        rest[c] *= kept;
+      }
+    }
   }
 
  private:
@@ -109,7 +118,7 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
   }
   state.shift = top;
   n *= now;
-  const float share = n / (state.n + n);
+  const float share = n / (state.n + n), kept = state.n / (state.n + n);
   const float* rotated = rotates ? tile.rotated.data() : tile.features.data();
   weighted_mean(tile.features.data(), weights, count, width, tile.z.data());
   // Relative to a mean, that of the tile loses little to rounding.
@@ -129,8 +138,8 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
     multiply(tile.values.data(), 1, value_width, rotated, width, state.S.data(), value_width, count + 1);
   else
     multiply(rotated, 1, width, tile.values.data(), value_width, state.S.data(), width, count + 1);
-  state.z.towards(tile.z.data(), share);
-  state.r.towards(r, share);
+  state.z.towards(tile.z.data(), share, kept);
+  state.r.towards(r, share, kept);
   state.u.add(share, tile.u.data());
   state.n += n;
 }
@@ -144,7 +153,7 @@ void merge(State& first, const State& second) {
   const float top = std::max(first.shift, second.shift);
   const float before = std::exp(first.shift - top), now = std::exp(second.shift - top);
   const float n_first = first.n * before, n_second = second.n * now, n = n_first + n_second;
-  const float share = n_second / n;
+  const float share = n_second / n, kept = n_first / n;
   for (int64_t i = 0; i < first.width; ++i) {
     const float step = (second.r[i] - first.r[i]) * n_first * share;
     for (int64_t j = 0; j < first.value_width; ++j) {
@@ -152,9 +161,9 @@ void merge(State& first, const State& second) {
       sum = sum * before + second.S[i * first.value_width + j] * now + step * (second.u[j] - first.u[j]);
     }
   }
-  first.z.towards(second.z.data(), share);
-  first.r.towards(second.r.data(), share);
-  first.u.towards(second.u.data(), share);
+  first.z.towards(second.z.data(), share, kept);
+  first.r.towards(second.r.data(), share, kept);
+  first.u.towards(second.u.data(), share, kept);
   first.n = n;
   first.shift = top;
 }
