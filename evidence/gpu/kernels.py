@@ -175,7 +175,13 @@ def passes(name: str, work: str, shape: Shape, dtype: torch.dtype) -> Pass:
         return lambda: launch.forward(inputs, OPTIONS[name])[:1]
     _, states, sums = launch.forward(inputs, OPTIONS[name])
     assert states is not None
-    return lambda: launch.backward(grad, inputs, states, sums, OPTIONS[name])[:3]
+
+    def gradients() -> tuple[Tensor, ...]:
+        into = tuple(map(torch.empty_like, inputs[:3]))
+        launch.backward(grad, inputs, states, sums, OPTIONS[name], into)
+        return into
+
+    return gradients
 
 
 def started(call: Pass, variant: Variant | None) -> tuple[tuple[Tensor, ...], dict[str, Callable[[], object]]]:

@@ -95,7 +95,7 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
                 options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
                 out, states, sums = launch.forward(inputs, options)
                 if backward and states is not None:
-                    launch.backward(torch.empty_like(out), inputs, states, sums, options)
+                    launch.backward(torch.empty_like(out), inputs, states, sums, options, inputs[:3])
     return by_name
 
 

@@ -135,7 +135,7 @@ def generate(
         inputs = launch.Inputs(query, key, value, rotary, None, None, None)
         out, states, sums = launch.forward(inputs, OPTIONS[name], backward)
         if backward and states is not None:
-            launch.backward(out, inputs, states, sums, OPTIONS[name])
+            launch.backward(out, inputs, states, sums, OPTIONS[name], inputs[:3])
 
 
 def beside_flash_bla(toy: bool) -> list[Case]:

@@ -37,12 +37,54 @@ def linear_attention(
     """
     from linvit.kernels.operator import attend  # Triton is optional
 
-    cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
-    maps = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
-    inputs = query, key, value, cos, sin, weights
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    block = block_size or int(causal)
-    options = *maps, weights is None and weighting == "query_mean", block, normalizer, eps, keep
-    out: Tensor = attend(query, key, value, cos, sin, key_mask, weights, cu_seqlens, *options)[0]
+    rule = _rule(feature_map, weighting, block_size or int(causal), normalizer, eps)
+    tables = _tables(rotary)
+    keep = _needs_gradients(query, key, value, *tables, weights)
+    out: Tensor = attend(query, key, value, *tables, key_mask, weights, cu_seqlens, *rule, keep)[0]
     return out
+
+
+def packed_linear_attention(
+    projections: Tensor,
+    *,
+    feature_map: str | tuple[str, str] = "elu1",
+    weighting: str = "uniform",
+    normalizer: str = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    block_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The same of (batch, tokens, 3, heads, width), with one gradient that is written in this form.
+
+    Returns:
+        (batch, heads, tokens, width) in the inputs' dtype; heads lie inside tokens.
+    """
+    from linvit.kernels.operator import attend_packed
+
+    rule = _rule(feature_map, weighting, block_size or int(causal), normalizer, eps)
+    tables = _tables(rotary)
+    keep = _needs_gradients(projections, *tables)
+    out: Tensor = attend_packed(projections, *tables, key_mask, cu_seqlens, *rule, keep)[0]
+    return out
+
+
+def _rule(
+    feature_map: str | tuple[str, str], weighting: str | Tensor, block: int, normalizer: str, eps: float
+) -> tuple[str, str, bool, int, str, float]:
+    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
+    return query_map, key_map, isinstance(weighting, str) and weighting == "query_mean", block, normalizer, eps
+
+
+def _tables(rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    if rotary is None:
+        return None, None
+    cos, sin = rotary
+    return cos.float().contiguous(), sin.float().contiguous()
+
+
+def _needs_gradients(*inputs: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

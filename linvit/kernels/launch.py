@@ -1,5 +1,6 @@
 """Starts the kernels, with their numbers of programs and block sizes."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -82,16 +83,6 @@ class Inputs(NamedTuple):
     visible: Tensor | None
     weights: Tensor | None
     cu_seqlens: Tensor | None
-
-
-class Gradients(NamedTuple):
-    """Of query, key and value; of given weights; and of the tables, whose cosines and sines are side by side."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    weights: Tensor | None
-    tables: Tensor | None
 
 
 class Call:
@@ -261,14 +252,18 @@ def backward(
     states: Tensor,
     sums: Tensor | None,
     options: Options,
+    into: Sequence[Tensor],
     tables: bool = False,
     block: int = 0,
-) -> Gradients:
-    """Gradients of the inputs, those of the tables only if asked for; with causal blocks, states are what they see."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Writes the gradients of query, key and value into three tensors; with causal blocks, states are what they see.
+
+    Returns those of given weights, and if asked for of the tables, whose cosines and sines are side by side.
+    """
     query, key, value, _, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options, block=block)
     scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
-    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
+    dq, dk, dv = into
     dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
     of_queries, of_keys = (torch.empty_like(x, dtype=torch.float32) if tables else None for x in (query, key))
     query_splits, key_splits = call.splits("read_backward", call.queries), call.splits("summarize_backward", call.keys)
@@ -293,7 +288,7 @@ def backward(
     if mean_grads is not None:
         over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
-    return Gradients(dq, dk, dv, dweights, both)
+    return dweights, both
 
 
 def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor, Tensor | None]:
@@ -314,20 +309,22 @@ def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor
     return out, None
 
 
-def causal_backward(grad: Tensor, inputs: Inputs, states: Tensor, options: Options, block: int) -> Gradients:
-    """Gradients of query, key and value of causal attention."""
+def causal_backward(
+    grad: Tensor, inputs: Inputs, states: Tensor, options: Options, block: int, into: Sequence[Tensor]
+) -> None:
+    """Writes the gradients of query, key and value of causal attention into three tensors."""
     query, key, value, _, visible, _, cu_seqlens = inputs
     call = Call(inputs, options, causal=True)
     if is_long(call, block):
-        return backward(grad, inputs, states, None, options, block=block)
+        backward(grad, inputs, states, None, options, into, block=block)
+        return
     call.constants["BLOCK"] = block
-    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
+    dq, dk, dv = into
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
     rest = rows, call.table, _strided_mask(visible), cu_seqlens, call.tokens
     call.start(chunked_query_backward, 1, *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
     call.start(chunked_key_backward, 1, *tensors, _strided(dk), _strided(dv), *rest)
-    return Gradients(dq, dk, dv, None, None)
 
 
 def is_long(call: Call, block: int) -> bool:

@@ -311,14 +311,14 @@ def summarize_backward(
     if mask is None:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dmean = keys_backward(
-                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask, weights,
-                weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask,
+                weights, weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
         dmean = keys_backward(
-            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask, weights,
-            weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask,
+            weights, weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     if sums is not None:
         row = mean_grads + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * WIDTH

@@ -3,6 +3,7 @@
 from linvit.ops.linear_attention import linear_attention as linear_attention
 from linvit.ops.linear_attention import linear_attention_step as linear_attention_step
 from linvit.ops.linear_attention import mala as mala
+from linvit.ops.linear_attention import packed_linear_attention as packed_linear_attention
 from linvit.ops.linear_attention import rala as rala
 from linvit.ops.position import Rotary as Rotary
 from linvit.ops.position import rotary_1d as rotary_1d

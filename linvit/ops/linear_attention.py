@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.arguments import check_tensors
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
@@ -23,7 +24,7 @@ from linvit.ops.checks import check_call, check_shard, check_state
 from linvit.ops.feature_map import FeatureMap
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import Shard, State
+from linvit.ops.state import Shard, State, visible_tokens
 
 
 def linear_attention(
@@ -107,6 +108,57 @@ def linear_attention(
             return one_by_one(tokens, rule, cu_seqlens)
         block = block_size if causal == "block" else 1 if causal else None
         return causal_attention(tokens, rule, chunks_of(query.shape[2], block, cu_seqlens, query.device))[0]
+
+
+def packed_linear_attention(
+    projections: Tensor,
+    *,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
+    weighting: str | Tensor = "uniform",
+    normalizer: str | Normalizer = "divide",
+    rotary: Rotary | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool | str = False,
+    block_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str = "auto",
+) -> Tensor:
+    """`linear_attention` of queries, keys and values that lie in one tensor, as one linear layer makes them.
+
+    They are read where they lie. On the Triton kernels so is the gradient written, as one tensor, which saves the
+    copies that gradients of three views need.
+
+    Args:
+        projections: (batch, tokens, 3, heads, width): queries, keys and values.
+        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens, eps, backend: as there.
+
+    Returns:
+        (batch, tokens, heads, width) in the inputs' dtype.
+
+    Raises:
+        TypeError, ValueError: as there, and for projections of another shape.
+    """
+    check_tensors({"projections": projections})
+    if projections.ndim != 5 or projections.shape[2] != 3:
+        raise ValueError(
+            f"`projections` has shape {tuple(projections.shape)}, expected (batch, tokens, 3, heads, width)"
+        )
+    query, key, value = projections.permute(2, 0, 3, 1, 4).unbind(0)
+    form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
+    axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+    hides = key_mask is not None and isinstance(weighting, str) and weighting == "query_mean"  # queries, by a copy
+    if projections.is_cuda or backend == "triton":
+        check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
+        kernel = kernel_for(backend, query, key, value, **form, **axes)
+        if kernel is not None and not hides and isinstance(weighting, str):
+            from linvit.kernels import packed_linear_attention as kernel_of_packed
+
+            visible = None if key_mask is None else visible_tokens(key_mask, key)
+            form |= {"block_size": block_size, "key_mask": visible, "eps": eps}
+            return kernel_of_packed(projections, **form, **axes).transpose(1, 2)
+    options: dict[str, Any] = {"key_mask": key_mask, "block_size": block_size, "eps": eps, "backend": backend}
+    return linear_attention(query, key, value, **form, **axes, **options).transpose(1, 2)
 
 
 def linear_attention_step(

@@ -7,7 +7,7 @@ from tiers import quick, slow
 
 from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
 from linvit.kernels import launch
-from linvit.ops import Rotary, rotary_1d, rotary_2d, rotary_3d
+from linvit.ops import Rotary, packed_linear_attention, rotary_1d, rotary_2d, rotary_3d
 from linvit.ops import linear_attention as dispatched
 
 NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
@@ -285,3 +285,45 @@ def test_opaque_to_the_compiler(device):
     compiled = torch.autograd.grad((attend(*tensors) - 1).square().sum(), tensors)
     for a, b in zip(compiled, plain, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [RALA, {"causal": True}, *slow(MALA, {"causal": "block", "block_size": 40})],
+    ids=["rala", "causal", "mala", "blocks"],
+)
+def test_projections_in_one_tensor_have_one_gradient(device, tiled, options):
+    tiled(rows=16, processors=2)
+    wide = torch.randn(2, 90, 200, device=device, requires_grad=True)  # a gate beside the three
+    factor = None if "causal" in options else torch.tensor(0.7, device=device, requires_grad=True)
+    rotary = None if factor is None else rotary_2d((9, 10), 20, factor=factor, device=device)
+    mask = torch.rand(2, 90, device=device) > 0.4 if "causal" in options else None
+    options = options | {"rotary": rotary, "key_mask": mask, "backend": "triton"}
+    packed = wide[..., :120].unflatten(-1, (3, 2, 20))
+    inputs = [wide] if factor is None else [wide, factor]
+    grad = torch.randn(2, 90, 2, 20, device=device)
+    whole = packed_linear_attention(packed, **options)
+    parts = dispatched(*packed.permute(2, 0, 3, 1, 4), **options).transpose(1, 2)
+    assert whole.is_contiguous()
+    assert torch.equal(whole, parts)
+    gradients = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for out in (whole, parts)]
+    for ours, copied in zip(*gradients, strict=True):
+        assert torch.equal(ours, copied)
+    steps = []
+    node = whole.grad_fn
+    while node is not None:
+        steps.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    assert not [name for name in steps if name.startswith(("Stack", "Unbind", "Cat"))], steps
+
+
+@pytest.mark.slow
+def test_a_compiler_keeps_packed_projections_whole(device):
+    packed = torch.randn(1, 30, 3, 2, 16, device=device, requires_grad=True)
+
+    def attend(x):
+        return packed_linear_attention(x, backend="triton", **RALA)
+
+    out = torch.compile(attend, fullgraph=True, backend="aot_eager")(packed)
+    out.sum().backward()
+    assert torch.equal(out, attend(packed))

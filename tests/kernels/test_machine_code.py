@@ -68,11 +68,11 @@ def compile_all(
             if causal:
                 for block in (1,) if packed else (1, 16, 100):
                     out, states = launch.causal_forward(inputs, options, block)
-                    launch.causal_backward(torch.empty_like(out), inputs, states, options, block)
+                    launch.causal_backward(torch.empty_like(out), inputs, states, options, block, inputs[:3])
                 continue
             out, states, sums = launch.forward(inputs, options)
             if backward:
-                launch.backward(torch.empty_like(out), inputs, states, sums, options)
+                launch.backward(torch.empty_like(out), inputs, states, sums, options, inputs[:3])
 
 
 def test_forward_in_bfloat16_at_width_64(compiled):

@@ -11,6 +11,7 @@ from linvit.ops import (
     linear_attention,
     linear_attention_step,
     mala,
+    packed_linear_attention,
     rala,
     rotary_1d,
     rotary_2d,
@@ -349,3 +350,14 @@ def test_inputs_that_do_not_fit_are_refused():
     refused("`value` is torch.float32 and `query` torch.float64, expected the same", ("value", torch.Tensor.float))
     refused("expected as many queries as keys", ("query", lambda x: x[:, :, :5]), causal=True)
     refused("`backend` is 'triton', which cannot run: .*; use 'auto' or 'torch'", backend="triton")
+
+
+@pytest.mark.parametrize(
+    "options", [{"weighting": "query_mean"}, {"causal": True}, {"weighting": torch.rand(7)}], ids=str
+)
+def test_projections_in_one_tensor(options):
+    projections = torch.randn(2, 7, 3, 2, 8, dtype=float64)
+    parts = projections.permute(2, 0, 3, 1, 4)
+    assert_close(packed_linear_attention(projections, **options), linear_attention(*parts, **options).transpose(1, 2))
+    with pytest.raises(ValueError, match=r"has shape \(2, 7, 6, 8\), expected \(batch, tokens, 3, heads, width\)"):
+        packed_linear_attention(projections.flatten(2, 3), **options)
