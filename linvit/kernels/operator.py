@@ -84,8 +84,8 @@ def _options(rule: Rule) -> tuple[launch.Options, int]:
 
 @attend.register_fake
 def _shapes(query, key, value, cos, sin, visible, weights, cu_seqlens, *rest):  # type: ignore[no-untyped-def]
-    (*rule, keep), query_mean = rest, rest[2]
-    options, block = _options(rule)
+    query_mean, keep = rest[2], rest[-1]
+    options, block = _options(rest[:-1])
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if block:
         inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
@@ -128,8 +128,8 @@ def attend_backward(
     """Gradients of query, key and value; of given weights; and of cosines and sines, side by side. Or empty tensors."""
     inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
     rule = query_map, key_map, query_mean, block, normalizer, eps
-    into = tuple(torch.empty_like(x) for x in (query, key, value))
-    return *into, *_backward(grad, inputs, states, sums, rule, into, tables)
+    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
+    return dq, dk, dv, *_backward(grad, inputs, states, sums, rule, (dq, dk, dv), tables)
 
 
 @library.custom_op("linvit::attend_packed_backward", mutates_args=())
