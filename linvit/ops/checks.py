@@ -42,7 +42,9 @@ def check_call(
         tensors["weighting"] = weighting
     if rotary is not None:
         if not isinstance(rotary, Rotary):
-            raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
+            raise TypeError(
+                f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d, rotary_2d or rotary_3d"
+            )
         tensors["rotary.cos"], tensors["rotary.sin"] = rotary
     if key_mask is not None:
         tensors["key_mask"] = key_mask
@@ -187,7 +189,7 @@ def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
             raise ValueError(
                 f"`rotary` has tables of shape {tuple(shape)} and {tuple(sin.shape)}, {cos.dtype} and {sin.dtype}, for "
                 f"tokens of shape {tuple(x.shape)}, expected two of (tokens, width / 2), floating point: make it "
-                "with rotary_1d or rotary_2d"
+                "with rotary_1d, rotary_2d or rotary_3d"
             )
 
 
