@@ -39,12 +39,13 @@ from linvit.kernels.tiles import (
 
 
 @triton.jit
-def load_mapped(x, rotary, visible, at, start, MAP: tl.constexpr, SHAPE):
-    """κ(x) and Rκ(x) of a chunk, and κ'(x)."""
+def load_mapped(x, given, rotary, visible, at, start, MAP: tl.constexpr, SHAPE):
+    """κ(x) and Rκ(x) of a chunk, and x."""
     inside = inside_tile(visible, SHAPE)
-    mapped, slope = features(load_tile(x, start, inside, SHAPE), inside, MAP)
+    tile = load_tile(x, start, inside, SHAPE)
+    mapped = features(tile, inside, MAP, given, SHAPE)
     c, s = load_table(rotary, at[2], start, visible, SHAPE)
-    return mapped, turn(mapped, c, s, SHAPE), slope
+    return mapped, turn(mapped, c, s, SHAPE), tile
 
 
 @triton.jit
@@ -90,6 +91,7 @@ def chunked(
     key,
     value,
     out,
+    parameters,
     rotary,
     mask,
     cu_seqlens,
@@ -112,6 +114,7 @@ def chunked(
     """The output of one head: each query reads its own block and those before it."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
+    of_queries, of_keys, of_normalizer = (parameters[0], head), (parameters[1], head), (parameters[2], head)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -128,8 +131,8 @@ def chunked(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
-        qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
-        kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        qp, rq, _ = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        kp, rk, _ = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
         mass = visible.to(tl.float32)
         count = n + tl.sum(tl.where(seen, mass[None, :], 0.0), 1)
@@ -138,7 +141,7 @@ def chunked(
         mean = (product(seen.to(DOT), x, PRECISION) + u[None, :]) / divisor[:, None]
         read = product(factor(scores, tl.float32, WIDE), x.to(tl.float32), WIDE)
         read += product(factor(rq, DOT, PRECISION), factor(S, DOT, PRECISION), PRECISION)
-        gain, level = NORMALIZER(num, den, count, scale, eps)
+        gain, level = NORMALIZER[0](num, den, count, scale, eps, of_normalizer)
         result = gain[:, None] * (read / divisor[:, None] - num[:, None] * mean)
         result += level[:, None] * (mean + origin[None, :])
         store_tile(o, start, inside_tile(exists, VALUES), result, VALUES)
@@ -157,6 +160,7 @@ def chunked_query_backward(
     grad,
     query_grad,
     rows,
+    parameters,
     rotary,
     mask,
     cu_seqlens,
@@ -172,7 +176,6 @@ def chunked_query_backward(
     QUERY_MAP: tl.constexpr,
     KEY_MAP: tl.constexpr,
     NORMALIZER: tl.constexpr,
-    BACKWARD: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -180,6 +183,7 @@ def chunked_query_backward(
     """Gradient of the queries, and γ, ω, dnum and dden of each token for the keys' and values'."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
+    of_queries, of_keys, of_normalizer = (parameters[0], head), (parameters[1], head), (parameters[2], head)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -196,8 +200,8 @@ def chunked_query_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
-        qp, rq, slope = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
-        kp, rk, _ = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        qp, rq, tile = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        kp, rk, _ = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
         given = inside_tile(exists, VALUES)
         dout = load_tile(g, start, given, VALUES).to(DOT)
@@ -206,13 +210,13 @@ def chunked_query_backward(
         divisor = tl.maximum(count, 1.0)
         scores, num, den = row_sums(qp, rq, kp, rk, z, r, rotary, seen, divisor, DOT, PRECISION)
         den = tl.where(exists, den, 1.0)
-        gain, level = NORMALIZER(num, den, count, scale, eps)
+        gain, level = NORMALIZER[0](num, den, count, scale, eps, of_normalizer)
         along = products(dout, x, seen, DOT, PRECISION)
         before = product(dout, tl.trans(factor(S, DOT, PRECISION)), PRECISION)
         dmean = (tl.sum(along, 1) + tl.sum(dout.to(tl.float32) * u[None, :], 1)) / divisor
         dgain = (tl.sum(along * scores, 1) + tl.sum(rq * before, 1)) / divisor - num * dmean
         dlevel = dmean + tl.sum(dout.to(tl.float32) * origin[None, :], 1)
-        dnum, dden = BACKWARD(dgain, dlevel, num, den, count, scale, eps)
+        dnum, dden = NORMALIZER[1](dgain, dlevel, num, den, count, scale, eps, of_normalizer)
         gamma, omega = gain / divisor, (level - gain * num) / divisor
         dnum, dden = (dnum - gain * dmean) / divisor, dden / divisor
         if rotary[0] is None:
@@ -225,7 +229,8 @@ def chunked_query_backward(
         if rotary[0] is not None:
             sums = product(seen.to(DOT), factor(kp, DOT, PRECISION), PRECISION) + z[None, :]
             dqp += dden[:, None] * sums
-        store_tile(dq, start, inside_tile(exists, SHAPE), dqp * slope, SHAPE)
+        dquery = QUERY_MAP[1](tile.to(tl.float32), dqp, of_queries, SHAPE)
+        store_tile(dq, start, inside_tile(exists, SHAPE), dquery, SHAPE)
         place = row + start + tl.arange(0, ROWS)
         tl.store(place, gamma, mask=exists)
         tl.store(place + tokens[0], omega, mask=exists)
@@ -247,6 +252,7 @@ def chunked_key_backward(
     key_grad,
     value_grad,
     rows,
+    parameters,
     rotary,
     mask,
     cu_seqlens,
@@ -266,6 +272,7 @@ def chunked_key_backward(
     """Gradients of keys and values, from the last chunk to the first."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
+    of_queries, of_keys = (parameters[0], head), (parameters[1], head)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -284,8 +291,8 @@ def chunked_key_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
-        qp, rq, _ = load_mapped(q, rotary, exists, at, start, QUERY_MAP, SHAPE)
-        _, rk, slope = load_mapped(k, rotary, visible, at, start, KEY_MAP, SHAPE)
+        qp, rq, _ = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
+        _, rk, tile = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
         given = inside_tile(exists, VALUES)
         dout = load_tile(g, start, given, VALUES).to(DOT)
@@ -309,7 +316,7 @@ def chunked_key_backward(
             weighted = qp * dden[:, None]
             dkp += product(tl.trans(seen.to(DOT)), factor(weighted, DOT, PRECISION), PRECISION) + dz[None, :]
             dz += tl.sum(weighted, 0)
-        dkp = tl.where(visible[:, None], dkp * slope, 0.0)
+        dkp = tl.where(visible[:, None], KEY_MAP[1](tile.to(tl.float32), dkp, of_keys, SHAPE), 0.0)
         store_tile(dk, start, inside_tile(exists, SHAPE), dkp, SHAPE)
         dS += product(tl.trans(factor(rq * gamma[:, None], DOT, PRECISION)), dout, PRECISION)
         dr += tl.sum(rq * dnum[:, None], 0)

@@ -1,4 +1,7 @@
-"""The names of feature maps and normalizers as device code, which the kernels take as arguments."""
+"""The names of feature maps and normalizers as device code, which the kernels take as arguments.
+
+Parameters come as the tuple (pointer to rows of all heads, head); no name has any.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,9 +11,15 @@ import triton.language as tl
 
 
 class FeatureMap(NamedTuple):
-    """κ: device code of x (float32) that returns κ(x) and κ'(x); and whether κ is never negative."""
+    """κ as device code.
 
-    code: Any
+    Attributes:
+        code: functions of x (a tile in float32), parameters and the shape of the tile that returns κ(x), and of x, the
+            gradient of κ(x), parameters and shape that returns that of x.
+        positive: whether κ is never negative.
+    """
+
+    code: tuple[Any, Any]
     positive: bool
 
 
@@ -18,14 +27,13 @@ class Normalizer(NamedTuple):
     """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`.
 
     Attributes:
-        forward: device code of num, den, mass, scale and eps that returns gain and level.
-        backward: device code of dgain, dlevel and the same that returns dnum and dden.
+        code: functions of num, den, mass, scale, eps and parameters that returns gain and level, and of dgain, dlevel
+            and the same that returns dnum and dden.
         proportional: whether level = gain · num and gain does not depend on num, so that out = gain · Rκ(q) S with
             the S of values that are not centred.
     """
 
-    forward: Any
-    backward: Any
+    code: tuple[Any, Any]
     proportional: bool
 
 
@@ -58,91 +66,109 @@ def power_of_two(x):
 
 
 @triton.jit
-def elu1(x):
-    slope = power_of_two(tl.minimum(x * LOG2E, 0.0, LOUD))
-    return tl.maximum(x, 0.0) + slope, slope
+def elu1(x, given, SHAPE):
+    return tl.maximum(x, 0.0) + power_of_two(tl.minimum(x * LOG2E, 0.0, LOUD))
 
 
 @triton.jit
-def relu(x):
-    return tl.maximum(x, 0.0, LOUD), tl.where(x > 0, 1.0, 0.0)
+def elu1_backward(x, dy, given, SHAPE):
+    return dy * power_of_two(tl.minimum(x * LOG2E, 0.0, LOUD))
 
 
 @triton.jit
-def exp(x):
-    y = power_of_two(x * LOG2E)
-    return y, y
+def relu(x, given, SHAPE):
+    return tl.maximum(x, 0.0, LOUD)
 
 
 @triton.jit
-def identity(x):
-    return x, tl.full(x.shape, 1.0, tl.float32)
+def relu_backward(x, dy, given, SHAPE):
+    return tl.where(x > 0, dy, 0.0)
 
 
 @triton.jit
-def divide(num, den, mass, scale, eps):
+def exp(x, given, SHAPE):
+    return power_of_two(x * LOG2E)
+
+
+@triton.jit
+def exp_backward(x, dy, given, SHAPE):
+    return dy * power_of_two(x * LOG2E)
+
+
+@triton.jit
+def identity(x, given, SHAPE):
+    return x
+
+
+@triton.jit
+def identity_backward(x, dy, given, SHAPE):
+    return dy
+
+
+@triton.jit
+def divide(num, den, mass, scale, eps, given):
     gain = 1 / (den + eps)
     return gain, num * gain
 
 
 @triton.jit
-def divide_backward(dgain, dlevel, num, den, mass, scale, eps):
+def divide_backward(dgain, dlevel, num, den, mass, scale, eps, given):
     gain = 1 / (den + eps)
     return dlevel * gain, -(dgain + dlevel * num) * gain * gain
 
 
 @triton.jit
-def magnitude(num, den, mass, scale, eps):
+def magnitude(num, den, mass, scale, eps, given):
     share = scale / (scale * den + eps)
     return scale + share, scale * (num - den) + share * num
 
 
 @triton.jit
-def magnitude_backward(dgain, dlevel, num, den, mass, scale, eps):
+def magnitude_backward(dgain, dlevel, num, den, mass, scale, eps, given):
     share = scale / (scale * den + eps)
     return dlevel * (share + scale), -(dgain + dlevel * num) * share * share - dlevel * scale
 
 
 @triton.jit
-def subtract(num, den, mass, scale, eps):
+def subtract(num, den, mass, scale, eps, given):
     return tl.zeros_like(den) + scale, scale * (num - den) + 1
 
 
 @triton.jit
-def subtract_backward(dgain, dlevel, num, den, mass, scale, eps):
+def subtract_backward(dgain, dlevel, num, den, mass, scale, eps, given):
     return dlevel * scale, -dlevel * scale
 
 
 @triton.jit
-def sum(num, den, mass, scale, eps):
+def sum(num, den, mass, scale, eps, given):
     return tl.zeros_like(den) + mass, mass * num
 
 
 @triton.jit
-def sum_backward(dgain, dlevel, num, den, mass, scale, eps):
+def sum_backward(dgain, dlevel, num, den, mass, scale, eps, given):
     return dlevel * mass, tl.zeros_like(den)
 
 
 @triton.jit
-def none(num, den, mass, scale, eps):
+def none(num, den, mass, scale, eps, given):
     return tl.zeros_like(den) + 1, num
 
 
 @triton.jit
-def none_backward(dgain, dlevel, num, den, mass, scale, eps):
+def none_backward(dgain, dlevel, num, den, mass, scale, eps, given):
     return dlevel, tl.zeros_like(den)
 
 
 FEATURE_MAPS = {
-    "elu1": FeatureMap(elu1, True),
-    "relu": FeatureMap(relu, True),
-    "exp": FeatureMap(exp, True),
-    "identity": FeatureMap(identity, False),
+    "elu1": FeatureMap((elu1, elu1_backward), True),
+    "relu": FeatureMap((relu, relu_backward), True),
+    "exp": FeatureMap((exp, exp_backward), True),
+    "identity": FeatureMap((identity, identity_backward), False),
 }
 NORMALIZERS = {
-    "divide": Normalizer(divide, divide_backward, True),
-    "magnitude": Normalizer(magnitude, magnitude_backward, False),
-    "subtract": Normalizer(subtract, subtract_backward, False),
-    "sum": Normalizer(sum, sum_backward, True),
-    "none": Normalizer(none, none_backward, True),
+    "divide": Normalizer((divide, divide_backward), True),
+    "magnitude": Normalizer((magnitude, magnitude_backward), False),
+    "subtract": Normalizer((subtract, subtract_backward), False),
+    "sum": Normalizer((sum, sum_backward), True),
+    "none": Normalizer((none, none_backward), True),
 }

@@ -123,12 +123,12 @@ class Call:
             "QUERY_MAP": query_map.code,
             "KEY_MAP": FEATURE_MAPS[options.key_map].code,
             "POSITIVE": query_map.positive,
-            "NORMALIZER": normalizer.forward,
-            "BACKWARD": normalizer.backward,
+            "NORMALIZER": normalizer.code,
             # Without a rotation the gradient of the queries is a small difference of products with the values' mean.
             "RAW": half and normalizer.proportional and rotary[0] is not None,
             **_precision(query.dtype, causal),
         }
+        self.parameters = (None, None, None)  # of the queries' map, the keys' and the normalizer
         self._rotary = rotary
 
     @cached_property
@@ -212,7 +212,15 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         sums = query.new_empty(*shape, query.shape[-1] + 1, dtype=torch.float32) if options.query_mean else None
         states = query.new_empty(*shape, call.size, dtype=torch.float32) if keep or WAITING else None
         counters = query.new_zeros(call.programs, 3, dtype=torch.int32) if WAITING else None
-        tensors = *(_strided(x) for x in (query, key, value, out)), rotary, mask, _strided(weights), sums, states
+        tensors = (
+            *(_strided(x) for x in (query, key, value, out)),
+            call.parameters,
+            rotary,
+            mask,
+            _strided(weights),
+            sums,
+            states,
+        )
         call.start(
             attend_head, splits, *tensors, counters, cu_seqlens, call.tokens, call.key_tokens, scale, options.eps
         )
@@ -223,7 +231,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
     if options.query_mean:
         splits = call.splits("query_mean", call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
-        call.start(query_mean, splits, _strided(query), mask, sums, cu_seqlens, call.tokens)
+        call.start(query_mean, splits, _strided(query), mask, call.parameters, sums, cu_seqlens, call.tokens)
         sums = _total(sums)
     states = _summaries(call, inputs, mask, sums, scale)
     _read(call, query, out, states, cu_seqlens, scale, options.eps)
@@ -234,7 +242,7 @@ def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale
     """The state of each program's sequence or block."""
     splits = call.splits("summarize", call.keys)
     states = inputs.query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
-    tensors = _strided(inputs.key), _strided(inputs.value), call.table, mask, _strided(inputs.weights)
+    tensors = _strided(inputs.key), _strided(inputs.value), call.parameters, call.table, mask, _strided(inputs.weights)
     call.start(summarize, splits, *tensors, sums, states, inputs.cu_seqlens, call.key_tokens, scale)
     return _merged(call, states)
 
@@ -243,7 +251,8 @@ def _read(
     call: Call, query: Tensor, out: Tensor, states: Tensor, cu_seqlens: Tensor | None, scale: float, eps: float
 ) -> None:
     splits = call.splits("read", call.queries)
-    call.start(read, splits, _strided(query), _strided(out), call.table, states, cu_seqlens, call.tokens, scale, eps)
+    tensors = _strided(query), _strided(out), call.parameters, call.table, states, cu_seqlens
+    call.start(read, splits, *tensors, call.tokens, scale, eps)
 
 
 def backward(
@@ -271,7 +280,7 @@ def backward(
 
     def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
         table_grads = None if dq is None else _strided(of_queries)
-        tensors = _strided(query), _strided(grad), _strided(dq), table_grads, call.table, mask
+        tensors = _strided(query), _strided(grad), _strided(dq), table_grads, call.parameters, call.table, mask
         rest = sums, mean_grads, states, state_grads, cu_seqlens, call.tokens, scale, options.eps
         call.start(read_backward, query_splits, *tensors, *rest)
 
@@ -282,9 +291,9 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
-    tensors = [_strided(x) for x in (key, value, dk, dv, of_keys)]
+    tensors = *(_strided(x) for x in (key, value, dk, dv, of_keys)), call.parameters, call.table, mask
     rest = sums, mean_grads, states, state_grads, cu_seqlens, call.key_tokens, scale
-    call.start(summarize_backward, key_splits, *tensors, call.table, mask, _strided(weights), _strided(dweights), *rest)
+    call.start(summarize_backward, key_splits, *tensors, _strided(weights), _strided(dweights), *rest)
     if mean_grads is not None:
         over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
@@ -305,7 +314,7 @@ def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor
         return out, states
     call.constants["BLOCK"] = block
     tensors = [_strided(x) for x in (query, key, value, out)]
-    call.start(chunked, 1, *tensors, call.table, mask, cu_seqlens, call.tokens, scale, options.eps)
+    call.start(chunked, 1, *tensors, call.parameters, call.table, mask, cu_seqlens, call.tokens, scale, options.eps)
     return out, None
 
 
@@ -322,7 +331,7 @@ def causal_backward(
     dq, dk, dv = into
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    rest = rows, call.table, _strided_mask(visible), cu_seqlens, call.tokens
+    rest = rows, call.parameters, call.table, _strided_mask(visible), cu_seqlens, call.tokens
     call.start(chunked_query_backward, 1, *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
     call.start(chunked_key_backward, 1, *tensors, _strided(dk), _strided(dv), *rest)
 

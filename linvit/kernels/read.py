@@ -23,14 +23,17 @@ from linvit.kernels.tiles import (
 
 @triton.jit
 def write_tile(
-    q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+    q, o, S, z, r, u, mass, given, rotary, at, start, scale, eps,
     MASKED: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
-    """The output of a tile of queries; z and r are factors of two columns where their products are exact enough."""
+    """The output of a tile of queries; z and r are factors of two columns where their products are exact enough.
+
+    given: parameters of the feature map, and of the normalizer.
+    """
     visible = visible_tokens(None, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
-    qp, _ = features(load_tile(q, start, inside, SHAPE), inside, MAP)
+    qp = features(load_tile(q, start, inside, SHAPE), inside, MAP, given[0], SHAPE)
     c, s = load_table(rotary, at[2], start, visible, SHAPE)
     turned = turn(qp, c, s, SHAPE)
     rq = factor(turned, DOT, PRECISION)
@@ -40,7 +43,7 @@ def write_tile(
         den = tl.sum(qp * z[None, :], 1)
     covariance = product(rq, S, PRECISION)
     if RAW:
-        gain, _ = NORMALIZER(den, den, mass, scale, eps)
+        gain, _ = NORMALIZER[0](den, den, mass, scale, eps, given[1])
         result = gain[:, None] * covariance
     else:
         if c is None:
@@ -49,14 +52,14 @@ def write_tile(
             num = tl.sum(tl.dot(rq, r), 1)
         else:
             num = tl.sum(turned * r[None, :], 1)
-        gain, level = NORMALIZER(num, den, mass, scale, eps)
+        gain, level = NORMALIZER[0](num, den, mass, scale, eps, given[1])
         result = gain[:, None] * covariance + level[:, None] * u[None, :]
     store_tile(o, start, inside_tile(visible, VALUES), result, VALUES)
 
 
 @triton.jit
 def write_outputs(
-    q, o, S, z, u, r, mass, rotary, at, scale, eps,
+    q, o, S, z, u, r, mass, given, rotary, at, scale, eps,
     STAGES: tl.constexpr, MAP: tl.constexpr, POSITIVE: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
@@ -68,12 +71,12 @@ def write_outputs(
     first, whole, end = share_of(at[3], SHAPE[0])
     for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
         write_tile(
-            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+            q, o, S, z, r, u, mass, given, rotary, at, start, scale, eps,
             False, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     for start in tl.range(whole, end, SHAPE[0], num_stages=1):
         write_tile(
-            q, o, S, z, r, u, mass, rotary, at, start, scale, eps,
+            q, o, S, z, r, u, mass, given, rotary, at, start, scale, eps,
             True, MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
 
@@ -82,6 +85,7 @@ def write_outputs(
 def read(
     query,
     out,
+    parameters,
     rotary,
     states,
     cu_seqlens,
@@ -109,9 +113,10 @@ def read(
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
+    given = (parameters[0], at[1]), (parameters[2], at[1])
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     write_outputs(
-        q, o, S, z, u, r, mass, rotary, at, scale, eps,
+        q, o, S, z, u, r, mass, given, rotary, at, scale, eps,
         STAGES, QUERY_MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
     )  # fmt: skip

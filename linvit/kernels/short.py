@@ -33,6 +33,7 @@ def attend_head(
     key,
     value,
     out,
+    parameters,
     rotary,
     mask,
     weights,
@@ -76,7 +77,7 @@ def attend_head(
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     mean = None
     if sums is not None:
-        total, count = sum_of_queries(q, mask, at, STAGES, QUERY_MAP, FOLD, SHAPE)
+        total, count = sum_of_queries(q, mask, (parameters[0], at[1]), at, STAGES, QUERY_MAP, FOLD, SHAPE)
         row = sums + (program * splits + split) * (WIDTH + 1)
         store_vector(row, total, COLUMNS, WIDTH)
         tl.store(row + WIDTH, count)
@@ -92,14 +93,14 @@ def attend_head(
         mean = total / tl.maximum(count, 1.0) * (scale * LOG2E)
     shift = 0.0
     S, z, u, r, n, peak = summary(
-        k, v, rotary, mask, weights, mean, shift, keys_at,
+        k, v, (parameters[1], at[1]), rotary, mask, weights, mean, shift, keys_at,
         True, STAGES, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
     )  # fmt: skip
     if mean is not None:  # noqa: SIM102
         if tl.abs(peak) > ROOM:
             shift = peak
             S, z, u, r, n, peak = summary(
-                k, v, rotary, mask, weights, mean, shift, keys_at,
+                k, v, (parameters[1], at[1]), rotary, mask, weights, mean, shift, keys_at,
                 False, 1, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
     if states is not None:
@@ -112,6 +113,6 @@ def attend_head(
         if tl.atomic_add(counters + program * 3 + 2, 1, sem="acq_rel") == splits - 1:  # the last one
             tl.store(counters + program * 3 + tl.arange(0, 4), 0, mask=tl.arange(0, 4) < 3)
     write_outputs(
-        q, o, S, z, u, r, n, rotary, at, scale, eps,
+        q, o, S, z, u, r, n, ((parameters[0], at[1]), (parameters[2], at[1])), rotary, at, scale, eps,
         STAGES, QUERY_MAP, POSITIVE, NORMALIZER, RAW, DOT, PRECISION, SHAPE, VALUES,
     )  # fmt: skip

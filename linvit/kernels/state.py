@@ -100,10 +100,12 @@ def store_state(
 
 
 @triton.jit
-def add_queries(total, count, q, mask, at, start, MASKED: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE):
+def add_queries(
+    total, count, q, mask, given, at, start, MASKED: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE
+):
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
-    total += folded(features(load_tile(q, start, inside, SHAPE), inside, MAP)[0], FOLD, SHAPE)
+    total += folded(features(load_tile(q, start, inside, SHAPE), inside, MAP, given, SHAPE), FOLD, SHAPE)
     if visible is None:
         count += SHAPE[0]
     else:
@@ -112,17 +114,17 @@ def add_queries(total, count, q, mask, at, start, MASKED: tl.constexpr, MAP: tl.
 
 
 @triton.jit
-def sum_of_queries(q, mask, at, STAGES: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE):
+def sum_of_queries(q, mask, given, at, STAGES: tl.constexpr, MAP: tl.constexpr, FOLD: tl.constexpr, SHAPE):
     """Sum of κ(q) over the visible tokens of a split, and their number."""
     first, whole, end = share_of(at[3], SHAPE[0])
     total = tl.zeros((FOLD, SHAPE[1]), tl.float32)
     count = 0.0
     if mask is None:
         for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
-            total, count = add_queries(total, count, q, mask, at, start, False, MAP, FOLD, SHAPE)
+            total, count = add_queries(total, count, q, mask, given, at, start, False, MAP, FOLD, SHAPE)
         first = whole
     for start in tl.range(first, end, SHAPE[0], num_stages=1 if mask is None else STAGES):
-        total, count = add_queries(total, count, q, mask, at, start, True, MAP, FOLD, SHAPE)
+        total, count = add_queries(total, count, q, mask, given, at, start, True, MAP, FOLD, SHAPE)
     return tl.sum(total, 0), count
 
 
@@ -130,6 +132,7 @@ def sum_of_queries(q, mask, at, STAGES: tl.constexpr, MAP: tl.constexpr, FOLD: t
 def query_mean(
     query,
     mask,
+    parameters,
     sums,
     cu_seqlens,
     tokens,
@@ -144,7 +147,8 @@ def query_mean(
     """Sum of κ(q) over the visible tokens of a split, and their number: sums (heads, splits, width + 1)."""
     at = span(cu_seqlens, tokens, HEADS)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
-    total, count = sum_of_queries(head_of(query, at[0], at[1], at[2]), mask, at, STAGES, QUERY_MAP, FOLD, SHAPE)
+    q, given = head_of(query, at[0], at[1], at[2]), (parameters[0], at[1])
+    total, count = sum_of_queries(q, mask, given, at, STAGES, QUERY_MAP, FOLD, SHAPE)
     row = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (WIDTH + 1)
     store_vector(row, total, COLUMNS, WIDTH)
     tl.store(row + WIDTH, count)
@@ -160,7 +164,7 @@ def load_query_mean(sums, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def add_tokens(
-    sums, k, v, rotary, mask, weights, mean, shift, origin, at, start,
+    sums, k, v, given, rotary, mask, weights, mean, shift, origin, at, start,
     MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
@@ -169,7 +173,7 @@ def add_tokens(
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
     x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
-    kp, _ = features(load_tile(k, start, inside, SHAPE), inside, MAP)
+    kp = features(load_tile(k, start, inside, SHAPE), inside, MAP, given, SHAPE)
     mass = None
     if mean is not None:
         exponent = tl.sum(kp * mean[None, :], 1)
@@ -210,7 +214,7 @@ def add_tokens(
 
 @triton.jit
 def sums_of(
-    k, v, rotary, mask, weights, mean, shift, origin, at,
+    k, v, given, rotary, mask, weights, mean, shift, origin, at,
     FAST: tl.constexpr, STAGES: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
     VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
@@ -225,7 +229,7 @@ def sums_of(
     if mask is None and FAST:
         for start in tl.range(first, whole, SHAPE[0], num_stages=STAGES):
             S, z, r, u, n, peak = add_tokens(
-                (S, z, r, u, n, peak), k, v, rotary, mask, weights, mean, shift, origin, at, start,
+                (S, z, r, u, n, peak), k, v, given, rotary, mask, weights, mean, shift, origin, at, start,
                 False, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         if mean is None and weights is None:
@@ -233,7 +237,7 @@ def sums_of(
         first = whole
     for start in tl.range(first, end, SHAPE[0], num_stages=1 if mask is None else STAGES):
         S, z, r, u, n, peak = add_tokens(
-            (S, z, r, u, n, peak), k, v, rotary, mask, weights, mean, shift, origin, at, start,
+            (S, z, r, u, n, peak), k, v, given, rotary, mask, weights, mean, shift, origin, at, start,
             True, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     return S, z, r, u, tl.sum(n, 0), tl.max(peak, 0)
@@ -241,7 +245,7 @@ def sums_of(
 
 @triton.jit
 def summary(
-    k, v, rotary, mask, weights, mean, shift, at,
+    k, v, given, rotary, mask, weights, mean, shift, at,
     FAST: tl.constexpr, STAGES: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
     VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
@@ -250,7 +254,7 @@ def summary(
     if PRECISION == "ieee":
         origin += tile_mean(v, mask, at, share_of(at[3], SHAPE[0])[0], VALUES)
     S, z, r, u, n, peak = sums_of(
-        k, v, rotary, mask, weights, mean, shift, origin, at,
+        k, v, given, rotary, mask, weights, mean, shift, origin, at,
         FAST, STAGES, MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
     )  # fmt: skip
     share = 1 / tl.where(n == 0, 1.0, n)
@@ -273,6 +277,7 @@ def summary(
 def summarize(
     key,
     value,
+    parameters,
     rotary,
     mask,
     weights,
@@ -299,21 +304,21 @@ def summarize(
     """State of a split's tokens; with `sums`, weights are exp(s · mean κ(q) · κ(k)) over the largest of them."""
     at = span(cu_seqlens, tokens, HEADS)
     k, v = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2])
-    mean = None
+    mean, given = None, (parameters[1], at[1])
     if sums is not None:
         mean = load_query_mean(sums, COLUMNS, WIDTH)[0] * (scale * LOG2E)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     row = states + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * SIZE
     S, z, u, r, n, peak = summary(
-        k, v, rotary, mask, weights, mean, 0.0, at,
+        k, v, given, rotary, mask, weights, mean, 0.0, at,
         True, STAGES, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
     )  # fmt: skip
     store_state(row, S, z, u, r, n, 0.0, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     if mean is not None:  # noqa: SIM102
         if tl.abs(peak) > ROOM:
             S, z, u, r, n, _ = summary(
-                k, v, rotary, mask, weights, mean, peak, at,
+                k, v, given, rotary, mask, weights, mean, peak, at,
                 False, 1, KEY_MAP, RAW, FOLD, VALUE_FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
             store_state(row, S, z, u, r, n, peak, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)

@@ -50,17 +50,17 @@ from linvit.kernels.tiles import (
 
 @triton.jit
 def queries_backward(
-    grads, q, g, query_grad, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
-    MASKED: tl.constexpr, MAP: tl.constexpr, NORMALIZER: tl.constexpr, BACKWARD: tl.constexpr,
-    RAW: tl.constexpr, STATE: tl.constexpr, FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
+    grads, q, g, query_grad, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start, scale, eps,
+    MASKED: tl.constexpr, MAP: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr, STATE: tl.constexpr,
+    FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
     """The gradients of S, z, r and u with those of one more tile of queries, whose own gradient is stored."""
     dS, dz, dr, du = grads
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
     inside = inside_tile(exists, SHAPE)
     dout = load_tile(g, start, inside_tile(exists, VALUES), VALUES).to(DOT)
-    qp, slope = features(load_tile(q, start, inside, SHAPE), inside, MAP)
+    x = load_tile(q, start, inside, SHAPE)
+    qp = features(x, inside, MAP, given[0], SHAPE)
     c, s = load_table(rotary, at[2], start, exists, SHAPE)
     rq = turn(qp, c, s, SHAPE)
     den = tl.sum(qp * z[None, :], 1)
@@ -70,13 +70,13 @@ def queries_backward(
     turned = product(dout, tl.trans(S), PRECISION)
     dgain = tl.sum(rq * turned, 1)
     if RAW:
-        gain, level = NORMALIZER(den, den, mass, scale, eps)
-        dnum, dden = BACKWARD(dgain, tl.zeros_like(den), den, den, mass, scale, eps)
+        gain, level = NORMALIZER[0](den, den, mass, scale, eps, given[1])
+        dnum, dden = NORMALIZER[1](dgain, tl.zeros_like(den), den, den, mass, scale, eps, given[1])
     else:
         dlevel = tl.sum(dout.to(tl.float32) * u[None, :], 1)
         num = den if c is None else tl.sum(rq * r[None, :], 1)
-        gain, level = NORMALIZER(num, den, mass, scale, eps)
-        dnum, dden = BACKWARD(dgain, dlevel, num, den, mass, scale, eps)
+        gain, level = NORMALIZER[0](num, den, mass, scale, eps, given[1])
+        dnum, dden = NORMALIZER[1](dgain, dlevel, num, den, mass, scale, eps, given[1])
         if c is None:  # z is r
             dnum += dden
     if STATE:
@@ -101,7 +101,7 @@ def queries_backward(
                 dqp += dmean[None, :]
             else:
                 dqp += tl.where(visible[:, None], dmean[None, :], 0.0)
-        store_tile(query_grad, start, inside, dqp * slope, SHAPE)
+        store_tile(query_grad, start, inside, MAP[1](x.to(tl.float32), dqp, given[0], SHAPE), SHAPE)
     return dS, dz, dr, du
 
 
@@ -111,6 +111,7 @@ def read_backward(
     grad,
     query_grad,
     table_grads,
+    parameters,
     rotary,
     mask,
     sums,
@@ -130,7 +131,6 @@ def read_backward(
     VALUE_COLUMNS: tl.constexpr,
     QUERY_MAP: tl.constexpr,
     NORMALIZER: tl.constexpr,
-    BACKWARD: tl.constexpr,
     RAW: tl.constexpr,
     FOLD: tl.constexpr,
     VALUE_FOLD: tl.constexpr,
@@ -154,6 +154,7 @@ def read_backward(
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
+    given = (parameters[0], at[1]), (parameters[2], at[1])
     S = factor(S, DOT, PRECISION)
     dS, dz = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32), tl.zeros((FOLD, COLUMNS), tl.float32)
     dr, du = tl.zeros((FOLD, COLUMNS), tl.float32), tl.zeros((VALUE_FOLD, VALUE_COLUMNS), tl.float32)
@@ -166,15 +167,15 @@ def read_backward(
     if PLAIN:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dS, dz, dr, du = queries_backward(
-                (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
-                False, QUERY_MAP, NORMALIZER, BACKWARD, RAW, state_grads is not None, FOLD, VALUE_FOLD,
+                (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start,
+                scale, eps, False, QUERY_MAP, NORMALIZER, RAW, state_grads is not None, FOLD, VALUE_FOLD,
                 DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if PLAIN else STAGES):
         dS, dz, dr, du = queries_backward(
-            (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, rotary, mask, at, start, scale, eps,
-            True, QUERY_MAP, NORMALIZER, BACKWARD, RAW, state_grads is not None, FOLD, VALUE_FOLD,
+            (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start,
+            scale, eps, True, QUERY_MAP, NORMALIZER, RAW, state_grads is not None, FOLD, VALUE_FOLD,
             DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     if state_grads is not None:
@@ -185,8 +186,8 @@ def read_backward(
 
 @triton.jit
 def keys_backward(
-    dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c_0, e, mean, shift, share, overlap, rotary, mask, weights,
-    weight_grads, at, start,
+    dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c_0, e, mean, shift, share, overlap, given, rotary, mask,
+    weights, weight_grads, at, start,
     MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
@@ -195,7 +196,8 @@ def keys_backward(
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
     x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
-    kp, slope = features(load_tile(k, start, inside, SHAPE), inside, MAP)
+    y = load_tile(k, start, inside, SHAPE)
+    kp = features(y, inside, MAP, given, SHAPE)
     c, s = load_table(rotary, at[2], start, visible, SHAPE)
     rk = turn(kp, c, s, SHAPE)
     if PRECISION == "bf16":
@@ -241,7 +243,7 @@ def keys_backward(
             turned *= alpha[:, None]
         store_table_grad(table_grad, kp, turned, start, exists, SHAPE)
     store_tile(dv, start, inside_tile(exists, VALUES), dvalue, VALUES)
-    store_tile(dk, start, inside_tile(exists, SHAPE), dkp * slope, SHAPE)
+    store_tile(dk, start, inside_tile(exists, SHAPE), MAP[1](y.to(tl.float32), dkp, given, SHAPE), SHAPE)
     return dmean
 
 
@@ -252,6 +254,7 @@ def summarize_backward(
     key_grad,
     value_grad,
     table_grads,
+    parameters,
     rotary,
     mask,
     weights,
@@ -306,18 +309,18 @@ def summarize_backward(
         if PRECISION == "bf16":
             c = dr - tl.sum(dS.to(tl.float32) * u[None, :], 1)
             overlap += tl.sum(u * e, 0)
-    dmean = tl.zeros((FOLD, COLUMNS), tl.float32)
+    dmean, given = tl.zeros((FOLD, COLUMNS), tl.float32), (parameters[1], at[1])
     first, whole, end = share_of(at[3], ROWS)
     if mask is None:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dmean = keys_backward(
-                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask,
-                weights, weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, given, rotary,
+                mask, weights, weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
         dmean = keys_backward(
-            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, rotary, mask,
+            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, given, rotary, mask,
             weights, weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     if sums is not None:
