@@ -15,7 +15,7 @@ from torch import Tensor
 from linvit.arguments import FLOATS, check_dense, check_tensors, kind
 from linvit.ops.causal import at_hand
 from linvit.ops.position import Rotary
-from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, accumulator_dtype, field_sizes
+from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, Weighting, accumulator_dtype, field_sizes
 
 COUNTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 PACKED = "int32 or int64 of shape (sequences + 1,): the first token of each sequence, and the number of tokens"
@@ -26,7 +26,7 @@ def check_call(
     key: Tensor,
     value: Tensor,
     *,
-    weighting: str | Tensor,
+    weighting: str | Tensor | Weighting,
     rotary: Rotary | None,
     key_mask: Tensor | None,
     causal: bool | str,
@@ -36,10 +36,12 @@ def check_call(
 ) -> None:
     """Checks every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check."""
     tensors: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if not isinstance(weighting, str):
-        if not isinstance(weighting, Tensor):
-            raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
+    if isinstance(weighting, Tensor):
         tensors["weighting"] = weighting
+    elif not isinstance(weighting, str) and (isinstance(weighting, type) or not callable(weighting)):
+        raise TypeError(
+            f"`weighting` is {kind(weighting)}, expected a tensor, a function or one of {', '.join(WEIGHTINGS)}"
+        )
     if rotary is not None:
         if not isinstance(rotary, Rotary):
             raise TypeError(
@@ -70,8 +72,13 @@ def check_call(
                 f"`weighting` is 'query_mean' with a `key_mask`, {queries} queries and {tokens} keys, expected as many "
                 "queries as keys, because the queries of masked tokens must not enter the mean"
             )
-    else:
-        _check_weights(weighting, key)
+    elif isinstance(weighting, Tensor):
+        check_weights(weighting, key)
+    elif causal or cu_seqlens is not None:
+        raise ValueError(
+            "`weighting` is a function, which sees all tokens of a batch entry, so it has no causal form and accepts "
+            "no `cu_seqlens`: pass a tensor of weights"
+        )
     if rotary is not None:
         _check_rotary(rotary, query, key)
     if key_mask is not None:
@@ -103,12 +110,12 @@ def check_state(state: State | None, query: Tensor, value: Tensor) -> None:
 
 
 def check_shard(
-    shard: Shard | None, weighting: str | Tensor, cu_seqlens: Tensor | None, block_size: int | None
+    shard: Shard | None, weighting: str | Tensor | Weighting, cu_seqlens: Tensor | None, block_size: int | None
 ) -> None:
     """Raises ValueError for arguments of `linear_attention` that a shard excludes."""
     if shard is None:
         return
-    weights = weighting if isinstance(weighting, Tensor) else None
+    weights = None if isinstance(weighting, str) else weighting
     for name, value in {"weighting": weights, "cu_seqlens": cu_seqlens, "block_size": block_size}.items():
         if value is not None:
             raise ValueError(f"`{name}` is a {type(value).__name__}, but there is a `shard`: leave one out")
@@ -168,7 +175,8 @@ def _check_rule(weighting: str, causal: bool | str) -> None:
         )
 
 
-def _check_weights(weighting: Tensor, key: Tensor) -> None:
+def check_weights(weighting: Tensor, key: Tensor) -> None:
+    """Raises ValueError unless the tensor may be the weights of these keys."""
     if weighting.dtype not in (*COUNTS, *FLOATS):
         raise ValueError(f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it")
     if weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]):

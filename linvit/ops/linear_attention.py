@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linvit.arguments import check_tensors
+from linvit.arguments import check_dense, check_tensors
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
-from linvit.ops.checks import check_call, check_shard, check_state
-from linvit.ops.feature_map import FeatureMap
+from linvit.ops.checks import check_call, check_shard, check_state, check_weights
+from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import Shard, State, visible_tokens
+from linvit.ops.state import Shard, State, Weighting, accumulator_dtype, visible_tokens
 
 
 def linear_attention(
@@ -33,7 +33,7 @@ def linear_attention(
     value: Tensor,
     *,
     feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
-    weighting: str | Tensor = "uniform",
+    weighting: str | Tensor | Weighting = "uniform",
     normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
@@ -53,12 +53,13 @@ def linear_attention(
         feature_map: κ: a name in FEATURE_MAPS, such as "elu1", "relu", "exp" or "identity", or a function of a tensor
             (batch, heads, tokens, width) that keeps its shape; or a pair, one for queries and one for keys.
         weighting: α: "uniform"; "query_mean", softmax_j(s · mean_i κ(q_i) · κ(k_j)), RALA's; "prefix_query_mean", its
-            causal form; or nonnegative weights that broadcast to (batch, heads, tokens), normalized over the tokens
-            that a query sees.
+            causal form; nonnegative weights that broadcast to (batch, heads, tokens), normalized over the tokens that
+            a query sees; or a function of κ(q), κ(k) and the mask (batch, heads, tokens) or None that returns such
+            weights, for bidirectional attention.
         normalizer: a name in NORMALIZERS, such as "divide", "magnitude", "subtract", "none" or "sum", or a function of
             num, den, mass, scale and eps that returns gain and level, see `linvit.ops.normalizer`.
-        rotary: table from `rotary_1d` or `rotary_2d`. Only the numerator is rotated, as in the released code, so rows
-            of scores sum to one only without it.
+        rotary: table from `rotary_1d`, `rotary_2d` or `rotary_3d`. Only the numerator is rotated, as in the released
+            code, so rows of scores sum to one only without it.
         key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). Masked keys and values may be
             anything, NaN included. With query_mean and prefix_query_mean so may the queries of these tokens: they do
             not enter the mean and read as zeros do, and there must be as many queries as keys. Otherwise all queries
@@ -93,6 +94,8 @@ def linear_attention(
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
     check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
     check_shard(shard, weighting, cu_seqlens, block_size)
+    if callable(weighting):
+        weighting = weights_of(weighting, query, key, feature_map, key_mask)
     whole = not causal and cu_seqlens is None
     rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, shard, whole and key_mask is None)
     tokens = tokens_of(query, key, value, key_mask, rotary, rule)
@@ -114,7 +117,7 @@ def packed_linear_attention(
     projections: Tensor,
     *,
     feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
-    weighting: str | Tensor = "uniform",
+    weighting: str | Tensor | Weighting = "uniform",
     normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
@@ -217,6 +220,29 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
     """
     return linear_attention(query, key, value, normalizer="magnitude", **options)
+
+
+def weights_of(
+    weighting: Weighting,
+    query: Tensor,
+    key: Tensor,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap],
+    key_mask: Tensor | None,
+) -> Tensor:
+    """What a function of κ(q), κ(k) and the mask gives, in the dtype of intermediate results; masked keys are zeros.
+
+    Raises:
+        TypeError, ValueError: for a result that cannot be weights.
+    """
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=key_mask is None)
+    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    query, key = (x.to(accumulator_dtype(x.dtype)) for x in (query, key))
+    if visible is not None:
+        key = key.masked_fill(~visible.unsqueeze(-1), 0)
+    weights = weighting(query_map(query), key_map(key), visible)
+    check_dense("weighting(…)", weights)
+    check_weights(weights, key)
+    return weights
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

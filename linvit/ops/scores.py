@@ -11,9 +11,10 @@ from torch import Tensor
 from linvit.ops.bidirectional import mapped, rule_of, tokens_of
 from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap
+from linvit.ops.linear_attention import weights_of
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import Weights, token_weights
+from linvit.ops.state import Weighting, Weights, token_weights
 
 
 def attention_scores(
@@ -21,7 +22,7 @@ def attention_scores(
     key: Tensor,
     *,
     feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
-    weighting: str | Tensor = "uniform",
+    weighting: str | Tensor | Weighting = "uniform",
     normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
@@ -52,6 +53,8 @@ def attention_scores(
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
     check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, **form)
+    if callable(weighting):
+        weighting = weights_of(weighting, query, key, feature_map, key_mask)
     whole = not causal and cu_seqlens is None
     rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, None, whole and key_mask is None)
     tokens = tokens_of(query, key, key, key_mask, rotary, rule)

@@ -7,6 +7,7 @@ The fields are means and S is centred, because MALA's read-out subtracts: after 
 sums kept in float32 decode with a relative error of 2.5e-5, uncentred means with 2.1e-5, this form with 1.7e-6.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from linvit.arguments import check_dense, check_floating, kind
 from linvit.ops.normalizer import Normalizer
 
+Weighting = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Weights from κ(q), κ(k) and the mask (batch, heads, tokens) or None."""
 WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
 
 

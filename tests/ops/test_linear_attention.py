@@ -8,6 +8,7 @@ from torch.export import Dim, export
 
 from linvit.ops import (
     State,
+    attention_scores,
     linear_attention,
     linear_attention_step,
     mala,
@@ -361,3 +362,24 @@ def test_projections_in_one_tensor(options):
     assert_close(packed_linear_attention(projections, **options), linear_attention(*parts, **options).transpose(1, 2))
     with pytest.raises(ValueError, match=r"has shape \(2, 7, 6, 8\), expected \(batch, tokens, 3, heads, width\)"):
         packed_linear_attention(projections.flatten(2, 3), **options)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_function_gives_the_weights(masked):
+    query, key, value = draw()
+    mask = torch.tensor([[True] * 7, [True] * 3 + [False] * 4]) if masked else None
+    if masked:
+        key[1, :, 3:] = torch.nan
+
+    def by_mean(query, key, visible):
+        assert (visible is None) is not masked
+        return (query.mean(2, keepdim=True) * key * 8**-0.5).sum(-1).softmax(-1)
+
+    weights = by_mean(torch.nn.functional.elu(query) + 1, torch.nn.functional.elu(key.nan_to_num(0)) + 1, mask)
+    if masked:  # the mean is over the visible queries where it has a name
+        expected = linear_attention(query, key, value, weighting=weights, key_mask=mask)
+    else:
+        expected = linear_attention(query, key, value, weighting="query_mean")
+    assert_close(linear_attention(query, key, value, weighting=by_mean, key_mask=mask), expected)
+    scores = attention_scores(query, key, weighting=by_mean, key_mask=mask)
+    assert_close(scores @ value, expected)
