@@ -21,6 +21,7 @@ __all__ = [
     "load_run",
     "models",
     "new_recipe",
+    "register_mechanism",
     "run_in_strips",
     "swap_attention",
     "train",
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from linvit.explorer import explore
     from linvit.fusion import fuse
     from linvit.layers.mechanisms import list_mechanisms
-    from linvit.models import linearize, swap_attention
+    from linvit.models import linearize, register_mechanism, swap_attention
     from linvit.released import load_released
     from linvit.runs import Run, export, load_run, new_recipe, train
     from linvit.streaming import run_in_strips
@@ -52,6 +53,7 @@ ON_DEMAND = {
     "load_released": "released",
     "load_run": "runs",
     "new_recipe": "runs",
+    "register_mechanism": "models",
     "run_in_strips": "streaming",
     "swap_attention": "models",
     "train": "runs",

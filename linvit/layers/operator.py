@@ -13,10 +13,10 @@ from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions, multiple_of_heads
 from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
-from linvit.ops.feature_map import query_and_key_map
-from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.feature_map import FeatureMap, query_and_key_map
+from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import rotate
-from linvit.ops.state import Shard
+from linvit.ops.state import Shard, Weighting
 from linvit.ranges import lookup
 
 LEARNED = "learned"
@@ -79,7 +79,7 @@ class Operator(nn.Module):
     Args:
         mechanism: a name in MECHANISMS.
         heads, head_width: number of heads and channels per head.
-        feature_map: replaces that of the mechanism.
+        feature_map: replaces that of the mechanism; names or functions, as for all three in `linear_attention`.
         weighting: replaces that of the mechanism; "learned" uses a learned vector per head in place of the mean query.
         normalizer: replaces that of the mechanism; "learned" reads β·s·num·v - γ·u with β (initially 1) and γ
             (initially 0) learned per head.
@@ -99,9 +99,9 @@ class Operator(nn.Module):
         mechanism: str,
         heads: int,
         head_width: int,
-        feature_map: str | tuple[str, str] | None = None,
-        weighting: str | None = None,
-        normalizer: str | None = None,
+        feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] | None = None,
+        weighting: str | Weighting | None = None,
+        normalizer: str | Normalizer | None = None,
         causal: bool = False,
         place: str | None = None,
         **dd: Unpack[TensorOptions],
@@ -117,7 +117,7 @@ class Operator(nn.Module):
             query_and_key_map(changes["feature_map"], every_token_counts=True)
         if changes.get("normalizer", LEARNED) != LEARNED:
             resolve_normalizer(changes["normalizer"])
-        if "weighting" in changes:
+        if "weighting" in changes and not callable(changes["weighting"]):
             lookup("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
         self.mechanism, self.heads, self.head_width = mechanism, heads, head_width
         self.causal, self.place = causal, place

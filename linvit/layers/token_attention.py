@@ -16,6 +16,9 @@ from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
+from linvit.ops.feature_map import FeatureMap
+from linvit.ops.normalizer import Normalizer
+from linvit.ops.state import Weighting
 from linvit.ranges import IsA, OneOf, lookup
 
 
@@ -26,9 +29,9 @@ class TokenOptions(TypedDict, total=False):
     qkv_bias: bool
     proj_bias: bool
     proj_drop: float
-    feature_map: str | tuple[str, str] | None
-    weighting: str | None
-    normalizer: str | None
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] | None
+    weighting: str | Weighting | None
+    normalizer: str | Normalizer | None
 
 
 @register_notrace_module

@@ -7,4 +7,5 @@ from linvit.models.mavit import MAViT as MAViT
 from linvit.models.pyramid import Pyramid as Pyramid
 from linvit.models.ravlt import RAVLT as RAVLT
 from linvit.models.swap import NAMES as NAMES
+from linvit.models.swap import register_mechanism as register_mechanism
 from linvit.models.swap import swap_attention as swap_attention

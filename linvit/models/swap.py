@@ -25,13 +25,17 @@ from torch import nn
 from linvit.arguments import kind
 from linvit.errors import SettingError
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
-from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.mechanisms import DEIT_AND_SWIN, LINEAR_AXES, MECHANISMS, PREFIX, Mechanism
+from linvit.layers.operator import Operator
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
+from linvit.ops.feature_map import FeatureMap
+from linvit.ops.normalizer import Normalizer
+from linvit.ops.state import Weighting
 from linvit.ranges import Amount, Count, check, declared, lookup, nearest
 
 NAME = "linearized"
@@ -58,6 +62,7 @@ TIMM: dict[str, Any] = {
     **{"patch_drop_rate": Rate, "qkv_bias": bool, "class_token": bool, "device": Device, "dtype": Dtype},
 }
 """Ranges of the arguments of timm's networks, which timm itself does not check."""
+BUILT_IN = frozenset(MECHANISMS)
 NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items() if base in entry.networks]
 
 
@@ -248,3 +253,47 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
 
 
 register(_create, NAMES, __name__)
+
+
+def register_mechanism(
+    name: str,
+    *,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
+    weighting: str | Weighting = "uniform",
+    normalizer: str | Normalizer = "divide",
+    layer: type[TokenAttention] = TokenAttention,
+    colour: str = "#000000",
+) -> None:
+    """Give a mechanism of your own a name, until the process ends.
+
+    Then `swap_attention` and whatever else takes a mechanism knows it: timm's models deit_tiny_NAME, swin_tiny_NAME
+    and swin_small_NAME, stages of pyramids, and if its weighting has a causal form decoders and Conformers; recipes,
+    analyses, comparisons, benchmarks and exports. Weights of it can be loaded once it is registered. The same name may
+    be registered again, with other functions.
+
+    Args:
+        name: a Python identifier.
+        feature_map, weighting, normalizer: as in `linvit.ops.linear_attention`: names or functions.
+        layer: what `swap_attention` puts into a network.
+        colour: in figures, as matplotlib takes it.
+
+    Raises:
+        TypeError, ValueError: for a name that linvit uses itself, or an axis or layer that cannot be used.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SettingError(f"`name` is {name!r}, expected a Python identifier, such as 'mine'")
+    if name in BUILT_IN:
+        raise SettingError(f"`name` is {name!r}, which is a mechanism of linvit: choose another")
+    if not isinstance(layer, type) or not issubclass(layer, TokenAttention):
+        raise SettingError(f"`layer` is {layer!r}, expected a subclass of linvit.layers.token_attention.TokenAttention")
+    given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+    Operator("linear", 1, 8, **given)  # type: ignore[arg-type]  # raises for what it cannot use
+    usual = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide"}
+    axes = {axis: choice for axis, choice in given.items() if choice != usual[axis]}
+    places = ("maps", "images") if callable(weighting) else ("maps", "sequences", "images")
+    causal = PREFIX if weighting == "query_mean" else {}
+    names = [f"{base}_{name}" for base in BASES if name not in MECHANISMS]
+    MECHANISMS[name] = Mechanism(colour, axes, causal, places, DEIT_AND_SWIN)
+    TOKEN_LAYERS[name], LINEAR_AXES[name] = layer, axes
+    default_cfgs.update({each: default_cfgs[f"{each.removesuffix(name)}linear"] for each in names})
+    register(_create, names, __name__)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from linvit.arguments import FLOATS, check_dense, check_tensors, kind
 from linvit.ops.causal import at_hand
+from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.position import Rotary
-from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, Weighting, accumulator_dtype, field_sizes
+from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, Weighting, accumulator_dtype, field_sizes, visible_tokens
 
 COUNTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 PACKED = "int32 or int64 of shape (sequences + 1,): the first token of each sequence, and the number of tokens"
@@ -73,7 +74,7 @@ def check_call(
                 "queries as keys, because the queries of masked tokens must not enter the mean"
             )
     elif isinstance(weighting, Tensor):
-        check_weights(weighting, key)
+        _check_weights(weighting, key)
     elif causal or cu_seqlens is not None:
         raise ValueError(
             "`weighting` is a function, which sees all tokens of a batch entry, so it has no causal form and accepts "
@@ -91,6 +92,29 @@ def check_call(
             )
     if cu_seqlens is not None:
         _check_packed(cu_seqlens, query, key)
+
+
+def weights_of(
+    weighting: Weighting,
+    query: Tensor,
+    key: Tensor,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap],
+    key_mask: Tensor | None,
+) -> Tensor:
+    """What a function of κ(q), κ(k) and the mask gives, in the dtype of intermediate results; masked keys are zeros.
+
+    Raises:
+        TypeError, ValueError: for a result that cannot be weights.
+    """
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=key_mask is None)
+    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    query, key = (x.to(accumulator_dtype(x.dtype)) for x in (query, key))
+    if visible is not None:
+        key = key.masked_fill(~visible.unsqueeze(-1), 0)
+    weights = weighting(query_map(query), key_map(key), visible)
+    check_dense("weighting(…)", weights)
+    _check_weights(weights, key)
+    return weights
 
 
 def check_state(state: State | None, query: Tensor, value: Tensor) -> None:
@@ -175,8 +199,7 @@ def _check_rule(weighting: str, causal: bool | str) -> None:
         )
 
 
-def check_weights(weighting: Tensor, key: Tensor) -> None:
-    """Raises ValueError unless the tensor may be the weights of these keys."""
+def _check_weights(weighting: Tensor, key: Tensor) -> None:
     if weighting.dtype not in (*COUNTS, *FLOATS):
         raise ValueError(f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it")
     if weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]):

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linvit.arguments import check_dense, check_tensors
+from linvit.arguments import check_tensors
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
-from linvit.ops.checks import check_call, check_shard, check_state, check_weights
-from linvit.ops.feature_map import FeatureMap, query_and_key_map
+from linvit.ops.checks import check_call, check_shard, check_state, weights_of
+from linvit.ops.feature_map import FeatureMap
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import Shard, State, Weighting, accumulator_dtype, visible_tokens
+from linvit.ops.state import Shard, State, Weighting, visible_tokens
 
 
 def linear_attention(
@@ -220,29 +220,6 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
     """
     return linear_attention(query, key, value, normalizer="magnitude", **options)
-
-
-def weights_of(
-    weighting: Weighting,
-    query: Tensor,
-    key: Tensor,
-    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap],
-    key_mask: Tensor | None,
-) -> Tensor:
-    """What a function of κ(q), κ(k) and the mask gives, in the dtype of intermediate results; masked keys are zeros.
-
-    Raises:
-        TypeError, ValueError: for a result that cannot be weights.
-    """
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=key_mask is None)
-    visible = None if key_mask is None else visible_tokens(key_mask, key)
-    query, key = (x.to(accumulator_dtype(x.dtype)) for x in (query, key))
-    if visible is not None:
-        key = key.masked_fill(~visible.unsqueeze(-1), 0)
-    weights = weighting(query_map(query), key_map(key), visible)
-    check_dense("weighting(…)", weights)
-    check_weights(weights, key)
-    return weights
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from linvit.ops.bidirectional import mapped, rule_of, tokens_of
-from linvit.ops.checks import check_call
+from linvit.ops.checks import check_call, weights_of
 from linvit.ops.feature_map import FeatureMap
-from linvit.ops.linear_attention import weights_of
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
 from linvit.ops.state import Weighting, Weights, token_weights

@@ -1,0 +1,96 @@
+"""A mechanism from outside of the package, under a name of its own."""
+
+import json
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import linvit
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_attention import TokenAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
+from linvit.ops import linear_attention
+from linvit_cli import main
+
+
+def squared(x):
+    return torch.relu(x).square()
+
+
+def halved(num, den, mass, scale, eps):
+    return 0.5 / (den + eps), 0.5 * num / (den + eps)
+
+
+def by_size(query, key, mask):
+    return key.square().sum(-1)
+
+
+@pytest.fixture
+def mine():
+    yield "mine"
+    for table in (MECHANISMS, LINEAR_AXES, TOKEN_LAYERS):
+        table.pop("mine", None)
+
+
+def small(**options):
+    return VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5, **options)
+
+
+def test_its_functions_are_what_a_network_computes(mine):
+    linvit.register_mechanism(mine, feature_map=squared, normalizer=halved, weighting=by_size)
+    network = linvit.swap_attention(small(), mine)
+    attention = network.blocks[0].attn
+    x = torch.randn(2, 17, 24)
+    query, key, value = attention.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+    weights = squared(key).square().sum(-1)
+    read = linear_attention(query, key, value, feature_map=squared, normalizer=halved, weighting=weights)
+    torch.testing.assert_close(attention(x, grid=(4, 4)), attention.proj(read.transpose(1, 2).flatten(2)))
+    assert mine in linvit.list_mechanisms()
+
+
+def test_it_is_known_to_timm_and_the_benchmark(mine, capsys, tmp_path):
+    linvit.register_mechanism(mine, feature_map=("relu", squared))
+    network = timm.create_model("deit_tiny_mine", depth=1, img_size=32)
+    assert network.mechanism == mine
+    assert network(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+    assert timm.create_model("swin_tiny_mine", depths=(1, 1, 1, 1), device="meta").pattern == "LLSS"
+    assert main(["bench", "op", mine, "--variants", "plain", "sdpa", "--tokens", "49", "--rounds", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["name"] for row in rows} == {mine, "softmax"}
+
+
+def test_it_may_be_registered_again_with_a_layer_of_its_own(mine):
+    class Doubled(TokenAttention):
+        def with_local(self, y, value, x, places):
+            return 2 * y
+
+    linvit.register_mechanism(mine, feature_map="relu")
+    once = linvit.swap_attention(small(), mine)
+    linvit.register_mechanism(mine, feature_map="relu", layer=Doubled)
+    twice = linvit.swap_attention(small(), mine)
+    twice.load_state_dict(once.state_dict())
+    x = torch.randn(1, 17, 24)
+    for network in (once, twice):
+        nn.init.zeros_(network.blocks[0].attn.proj.bias)
+    ours, theirs = (network.blocks[0].attn(x, grid=(4, 4)) for network in (twice, once))
+    torch.testing.assert_close(ours, 2 * theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "rala"}, "`name` is 'rala', which is a mechanism of linvit: choose another"),
+        ({"name": "my map"}, "`name` is 'my map', expected a Python identifier"),
+        ({"layer": nn.Linear}, "expected a subclass of linvit.layers.token_attention.TokenAttention"),
+        ({"feature_map": "nix"}, "`feature_map` is 'nix', expected a function or one of"),
+        ({"normalizer": 3}, "`normalizer` is of type int, expected a function or one of"),
+        ({"weighting": "nix"}, "`weighting` is 'nix', expected one of"),
+    ],
+)
+def test_what_cannot_be_registered_is_one_sentence(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        linvit.register_mechanism(**{"name": "mine", **options})
+    assert "mine" not in MECHANISMS
