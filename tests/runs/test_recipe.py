@@ -15,6 +15,7 @@ typing.Optional[typing.Union[float, int]]
 import sys
 from linvit.runs import load_run, train
 from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
 recipe = Recipe(read_recipe(sys.argv[1]))
 given = recipe.trainer(logger=False), recipe.resolved()["trainer"]
 print([repr(value) for value in (given[0].limit_train_batches, given[1]["limit_train_batches"])])
