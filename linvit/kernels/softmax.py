@@ -82,3 +82,71 @@ def attend_softmax(
         store_tile(o, start, inside_tile(exists, OUT), result, OUT)
         if masses is not None:
             store_row(masses, at, start, exists, peak + tl.log2(mass), ROWS)
+
+
+@triton.jit
+def attend_softmax_backward(
+    query,
+    key,
+    value,
+    out,
+    grad,
+    dq,
+    dk,
+    dv,
+    masses,
+    rotary,
+    mask,
+    queries,
+    keys,
+    scale,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradients of a share of a head's keys and values, and what this share adds to that of the queries.
+
+    dq: (shares, batch, heads, queries, width), strides included. Scores are (keys, queries) here.
+    """
+    at, keys_at = span(None, queries, HEADS), span(None, keys, HEADS)
+    share = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
+    q, o, g = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2]), head_of(grad, at[0], at[1], at[2])
+    k, v, of_q = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2]), head_of(share, at[0], at[1], at[2])
+    of_k, of_v = head_of(dk, at[0], at[1], at[2]), head_of(dv, at[0], at[1], at[2])
+    KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
+    SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
+    OUT: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
+    first = tl.program_id(1) * KEYS
+    visible = visible_tokens(mask, keys_at, first, True, KEYS)
+    table = load_table(rotary, 0, first, visible, KEY_SHAPE)
+    rk = load_turned(k, table, first, visible, DOT, PRECISION, KEY_SHAPE)
+    values = factor(load_tile(v, first, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
+    key_grad = tl.zeros((KEYS, COLUMNS), tl.float32)
+    value_grad = tl.zeros((KEYS, VALUE_COLUMNS), tl.float32)
+    for start in range(0, queries[0], ROWS):
+        exists = visible_tokens(None, at, start, True, ROWS)
+        angles = load_table(rotary, 0, start, exists, SHAPE)
+        rq = load_turned(q, angles, start, exists, DOT, PRECISION, SHAPE)
+        inside = inside_tile(exists, OUT)
+        given = load_tile(g, start, inside, OUT)
+        level = tl.sum(given.to(tl.float32) * load_tile(o, start, inside, OUT).to(tl.float32), 1)
+        gf = factor(given, DOT, PRECISION)
+        scores = tl.where(visible[:, None], product(rk, tl.trans(rq), PRECISION), -float("inf"))
+        weights = power_of_two(scores * (scale * LOG2E) - load_row(masses, at, start, exists, ROWS)[None, :])
+        value_grad += product(factor(weights, DOT, PRECISION), gf, PRECISION)
+        change = factor(weights * (product(values, tl.trans(gf), PRECISION) - level[None, :]), DOT, PRECISION)
+        key_grad += product(change, rq, PRECISION)
+        rq_grad = tl.trans(product(tl.trans(rk), change, PRECISION)) * scale
+        store_tile(of_q, start, inside_tile(exists, SHAPE), turn_back(rq_grad, angles[0], angles[1], SHAPE), SHAPE)
+    exists = visible_tokens(None, keys_at, first, True, KEYS)
+    table = load_table(rotary, 0, first, exists, KEY_SHAPE)  # again, so that the loop has its registers
+    key_grad = turn_back(key_grad * scale, table[0], table[1], KEY_SHAPE)
+    store_tile(of_k, first, inside_tile(exists, KEY_SHAPE), key_grad, KEY_SHAPE)
+    store_tile(of_v, first, inside_tile(exists, VALUES), value_grad, VALUES)
