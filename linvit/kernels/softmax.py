@@ -136,11 +136,11 @@ def attend_softmax_backward(
         rq = load_turned(q, angles, start, exists, DOT, PRECISION, SHAPE)
         inside = inside_tile(exists, OUT)
         given = load_tile(g, start, inside, OUT)
-        level = tl.sum(given.to(tl.float32) * load_tile(o, start, inside, OUT).to(tl.float32), 1)
         gf = factor(given, DOT, PRECISION)
         scores = tl.where(visible[:, None], product(rk, tl.trans(rq), PRECISION), -float("inf"))
         weights = power_of_two(scores * (scale * LOG2E) - load_row(masses, at, start, exists, ROWS)[None, :])
         value_grad += product(factor(weights, DOT, PRECISION), gf, PRECISION)
+        level = tl.sum(given.to(tl.float32) * load_tile(o, start, inside, OUT).to(tl.float32), 1)
         change = factor(weights * (product(values, tl.trans(gf), PRECISION) - level[None, :]), DOT, PRECISION)
         key_grad += product(change, rq, PRECISION)
         rq_grad = tl.trans(product(tl.trans(rk), change, PRECISION)) * scale
