@@ -67,7 +67,7 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
     def count(*, cache_hit: bool, **_: Any) -> None:
         counts["read" if cache_hit else "compiled"] += 1
 
-    machine = patch.multiple(launch, _stages={}, _processors=lambda device: PROCESSORS)
+    machine = patch.multiple(launch, _stages={}, processors=lambda device: PROCESSORS)
     driver = patch.object(triton.runtime.driver, "_active", NoGPU(capability))
     with triton.knobs.compilation.scope(), machine, driver, patch.object(triton.JITFunction, "run", compile_alone):
         triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count

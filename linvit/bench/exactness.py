@@ -89,7 +89,9 @@ def deviations(
     return rows
 
 
-def deviations_in_bfloat16(tensors: Sequence[Tensor], kernel: Function = KERNEL, **options: Any) -> list[Deviation]:
+def deviations_in_bfloat16(
+    tensors: Sequence[Tensor], kernel: Function = KERNEL, plain: Function = PLAIN, **options: Any
+) -> list[Deviation]:
     """The errors of output and gradients of a kernel in bfloat16, and three times what rounding its inputs causes.
 
     Plain torch rounds inputs and results alone; bfloat16 products also round Rκ(q), Rκ(k) and S, each as much again.
@@ -98,7 +100,7 @@ def deviations_in_bfloat16(tensors: Sequence[Tensor], kernel: Function = KERNEL,
     # As if the inputs had been rounded just now: what they lost is the floor of any bfloat16 form.
     sharp = [x.double() * (1 + torch.empty_like(x.double()).uniform_(-1, 1) * HALF_BFLOAT16) for x in tensors]
     grad = _gradient(tensors)
-    truth, floor = (output_and_gradients(PLAIN, x, grad, torch.float64, **options) for x in (tensors, sharp))
+    truth, floor = (output_and_gradients(plain, x, grad, torch.float64, **options) for x in (tensors, sharp))
     actual = output_and_gradients(kernel, tensors, grad, torch.bfloat16, **options)
     return [
         Deviation(name, _error(a, t, torch.bfloat16), 3 * max(relative_error(f, t), HALF_BFLOAT16))

@@ -1,10 +1,14 @@
-"""Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`)."""
+"""Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`).
+
+And one for GPUs of the softmax attention of short sequences, with its rotation.
+"""
 
 import torch
 from torch import Tensor
 
 from linvit.kernels import cpu as cpu
 from linvit.kernels.support import obstacle as obstacle
+from linvit.kernels.support import softmax_obstacle as softmax_obstacle
 
 
 def linear_attention(
@@ -45,4 +49,34 @@ def linear_attention(
     block = block_size or int(causal)
     options = *maps, weights is None and weighting == "query_mean", block, normalizer, eps, keep
     out: Tensor = attend(query, key, value, cos, sin, key_mask, weights, cu_seqlens, *options)[0]
+    return out
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of queries and keys that it rotates, for arguments for which `softmax_obstacle` returns None.
+
+    Query, key and value get first derivatives. Sums have a fixed order, so results are the same in every run.
+
+    Args:
+        query, key, value: (batch, heads, tokens, width), in one dtype; queries and values may have other lengths and
+            widths of their own.
+        rotary: cosines and sines, each (tokens, width / 2), of queries and keys; None leaves both as they are.
+        key_mask: True where a key counts, (batch, keys). A query that sees none gets zeros.
+
+    Returns:
+        (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
+    """
+    from linvit.kernels.operator import attend_softmax  # Triton is optional
+
+    cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
+    visible = None if key_mask is None else key_mask[:, None].expand(key.shape[:3])
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    out: Tensor = attend_softmax(query, key, value, cos, sin, visible, keep)[0]
     return out

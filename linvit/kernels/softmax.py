@@ -32,7 +32,7 @@ def load_turned(x, table, start, visible, DOT: tl.constexpr, PRECISION: tl.const
 
 
 @triton.jit
-def attend_softmax(
+def softmax_head(
     query,
     key,
     value,
@@ -85,7 +85,7 @@ def attend_softmax(
 
 
 @triton.jit
-def attend_softmax_backward(
+def softmax_head_backward(
     query,
     key,
     value,
@@ -117,7 +117,11 @@ def attend_softmax_backward(
     at, keys_at = span(None, queries, HEADS), span(None, keys, HEADS)
     share = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
     q, o, g = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2]), head_of(grad, at[0], at[1], at[2])
-    k, v, of_q = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2]), head_of(share, at[0], at[1], at[2])
+    k, v, of_q = (
+        head_of(key, at[0], at[1], at[2]),
+        head_of(value, at[0], at[1], at[2]),
+        head_of(share, at[0], at[1], at[2]),
+    )
     of_k, of_v = head_of(dk, at[0], at[1], at[2]), head_of(dv, at[0], at[1], at[2])
     KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
