@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from linvit.kernels import softmax_attention
+from linvit.layers.operator import rotated
 from linvit.ops import Rotary, linear_attention
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1, torch.int8: 5e-1}
@@ -29,6 +32,16 @@ HALF_BFLOAT16 = 2**-9  # the relative rounding error of bfloat16
 Function = Callable[..., Tensor]
 KERNEL: Function = partial(linear_attention, backend="triton")
 PLAIN: Function = partial(linear_attention, backend="torch")
+SOFTMAX_KERNEL: Function = softmax_attention
+
+
+def plain_softmax(
+    query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, key_mask: Tensor | None = None
+) -> Tensor:
+    """What the kernel of softmax attention replaces; arguments as there."""
+    query, key = rotated(query, key, rotary)
+    mask = None if key_mask is None else key_mask[:, None, None]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 class WrongResultError(ArithmeticError):

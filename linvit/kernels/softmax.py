@@ -55,8 +55,7 @@ def softmax_head(
 ):
     """The outputs of a share of a head's queries.
 
-    masses: the logarithm to base 2 of each query's sum of exponentials, (heads, queries), ∞ if it sees no key; None
-    without gradients.
+    masses: the logarithm to base 2 of each query's sum of exponentials, (heads, queries); None without gradients.
     """
     at, keys_at = span(None, queries, HEADS), span(None, keys, HEADS)
     q, o = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2])
@@ -68,17 +67,16 @@ def softmax_head(
     values = factor(load_tile(v, 0, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     OUT: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-    factor_of_scores = scale * LOG2E
     for start in range(tl.program_id(1) * ROWS, queries[0], tl.num_programs(1) * ROWS):
         exists = visible_tokens(None, at, start, True, ROWS)
         rq = load_turned(q, load_table(rotary, 0, start, exists, SHAPE), start, exists, DOT, PRECISION, SHAPE)
         scores = tl.where(visible[None, :], product(rq, tl.trans(rk), PRECISION), -float("inf"))
-        peak = tl.max(scores, 1) * factor_of_scores
+        peak = tl.max(scores, 1) * (scale * LOG2E)
         peak = tl.where(peak == -float("inf"), 0.0, peak)
-        weights = power_of_two(scores * factor_of_scores - peak[:, None])
+        weights = power_of_two(scores * (scale * LOG2E) - peak[:, None])
         mass = tl.sum(weights, 1)
-        sees = mass > 0
-        result = product(factor(weights, DOT, PRECISION), values, PRECISION) / tl.where(mass == 0, 1.0, mass)[:, None]
+        mass = tl.where(mass == 0, 1.0, mass)  # sees no key: zeros, and no gradient
+        result = product(factor(weights, DOT, PRECISION), values, PRECISION) / mass[:, None]
         store_tile(o, start, inside_tile(exists, OUT), result, OUT)
         if masses is not None:
             store_row(masses, at, start, exists, peak + tl.log2(mass), ROWS)

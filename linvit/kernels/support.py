@@ -31,7 +31,7 @@ SHARED = {
         torch.float16: (49152, 65536, 81920, 180224),
         torch.bfloat16: (23040, 40960, 73728, 108544),
     },
-    "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (51200, 69632, 118784, 163840)),
+    "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (43008, 53248, 73728, 163840)),
 }
 
 
@@ -78,8 +78,8 @@ def softmax_obstacle(
         table.requires_grad or table.dim() != 2 or {len(table)} != {query.shape[2], key.shape[2]} for table in rotary
     ):
         return "the kernel needs rotary tables of shape (tokens, width / 2) for all tokens, without gradients"
-    if any(x.dtype != query.dtype or x.device != query.device for x in tensors):
-        return "the tensors differ in dtype or device"
+    if query.dtype not in DTYPES or any(x.dtype != query.dtype or x.device != query.device for x in tensors):
+        return f"the tensors are {query.dtype}, or differ in dtype or device"
     if any(x.shape[2] * x.stride(2) + x.shape[3] * x.stride(3) > FARTHEST for x in tensors):
         return f"the tokens of a head are spread over more than {FARTHEST:,} numbers"
     columns = padded(max(query.shape[-1], value.shape[-1]))
