@@ -152,7 +152,8 @@ def machine_obstacle(
         oldest = TENSOR_CORES if dtype == torch.bfloat16 or calls == "softmax" else OLDEST
         if capability < oldest:
             actual, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
-            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {dtype or 'any dtype'}"
+            what = "softmax attention" if calls == "softmax" else dtype or "any dtype"
+            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {what}"
         rows = SHARED[calls]
         kind = torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16
         if kind not in rows:
