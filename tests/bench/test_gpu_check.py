@@ -145,6 +145,15 @@ def test_compiled_programs_read_the_record_while_they_are_traced(monkeypatch, ca
     assert [line.name for line in caplog.records] == ["linvit.kernels.record"]
 
 
+def test_other_code_of_softmax_attention_asks_for_a_check_of_it_alone(monkeypatch, tmp_path):
+    finding(monkeypatch, GOOD)
+    check_gpu(tmp_path)
+    assert record.passed(CUDA, "softmax")
+    now_with(monkeypatch, softmax_backward="other")
+    assert not record.passed(CUDA, "softmax")
+    assert used() is kernels.linear_attention
+
+
 def test_a_damaged_record_counts_as_none(monkeypatch, tmp_path):
     finding(monkeypatch, GOOD)
     check_gpu(tmp_path)
