@@ -74,10 +74,10 @@ def test_one_token_is_its_value(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float16)])
 def test_key_mask_hides_even_what_is_not_a_number(device, few_keys, dtype):
-    query, key, value = (x.contiguous() for x in draw(device, 75, batch=3))
-    mask = torch.rand(3, 75, device=device) > 0.4
+    query, key, value = (x.contiguous() for x in draw(device, 70, batch=2))
+    mask = torch.rand(2, 70, device=device) > 0.4
     mask[0] = False  # one entry sees nothing
-    hidden, rotary = ~mask[:, None], rotary_1d(75, 24, device=device)
+    hidden, rotary = ~mask[:, None], rotary_1d(70, 24, device=device)
     key[hidden], value[hidden] = 0, 0
     judged((query, key, value), dtype, rotary=rotary, key_mask=mask)
     grad, call = torch.randn(query.shape, device=device), partial(softmax_attention, rotary=rotary, key_mask=mask)
@@ -130,6 +130,8 @@ def test_any_strides_and_the_same_bits_every_time(device, few_keys):
     assert out.transpose(1, 2).is_contiguous()
     strided = [out, *torch.autograd.grad(out, tensors, grad)]
     contiguous = [x.detach().contiguous() for x in tensors]
+    (of_value,) = torch.autograd.grad(call(*contiguous[:2], tensors[2]), tensors[2], grad)
+    assert torch.equal(of_value, strided[-1])
     expected = output_and_gradients(call, contiguous, grad.contiguous(), grad.dtype)
     for actual, same in zip(strided, expected, strict=True):
         assert torch.equal(actual, same)
