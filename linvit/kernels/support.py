@@ -72,12 +72,13 @@ def softmax_obstacle(
         return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
     if any(x.dim() != 4 or x.shape[:2] != query.shape[:2] or 0 in x.shape for x in tensors):
         return "the kernel needs tensors (batch, heads, tokens, width) that are not empty"
+    if key.shape[2] != value.shape[2] or key.shape[3] != query.shape[3]:
+        return "the keys have another number than the values, or another width than the queries"
     if key.shape[2] > MOST_KEYS or max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"the kernel supports up to {MOST_KEYS} keys and head widths up to {WIDEST}"
-    if rotary is not None and any(
-        table.requires_grad or table.dim() != 2 or {len(table)} != {query.shape[2], key.shape[2]} for table in rotary
-    ):
-        return "the kernel needs rotary tables of shape (tokens, width / 2) for all tokens, without gradients"
+    for table in rotary or ():
+        if table.requires_grad or any(table.shape != (x.shape[2], x.shape[3] // 2) for x in (query, key)):
+            return "the kernel needs rotary tables of shape (tokens, width / 2) for all tokens, without gradients"
     if query.dtype not in DTYPES or any(x.dtype != query.dtype or x.device != query.device for x in tensors):
         return f"the tensors are {query.dtype}, or differ in dtype or device"
     if any(x.shape[2] * x.stride(2) + x.shape[3] * x.stride(3) > FARTHEST for x in tensors):

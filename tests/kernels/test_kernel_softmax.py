@@ -137,15 +137,6 @@ def test_any_strides_and_the_same_bits_every_time(device, few_keys):
         assert torch.equal(actual, same)
 
 
-def test_a_compiler_keeps_it_in_one_graph(device):
-    tensors, grad = draw(device, 20), torch.randn(1, 1, 20, 24, device=device)
-    call = partial(softmax_attention, rotary=rotary_1d(20, 24, device=device))
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    results = (output_and_gradients(each, tensors, grad, grad.dtype) for each in (compiled, call))
-    for actual, same in zip(*results, strict=True):
-        assert torch.equal(actual, same)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_operator_is_as_torch_wants_it(device, keep):
@@ -168,6 +159,18 @@ def chosen(monkeypatch):
     monkeypatch.setattr(backend, "_has_passed", lambda query, which: which == "softmax")
     monkeypatch.setattr(kernels, "softmax_attention", note)
     return calls
+
+
+@pytest.mark.parametrize("dynamic", [*slow(False), True])
+def test_a_compiler_keeps_it_in_one_graph(device, chosen, dynamic):
+    operator = Operator("softmax", 1, 24)
+    call = torch.compile(operator, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for tokens in (20, 21):
+        tensors, grad = draw(device, tokens), torch.randn(1, 1, tokens, 24, device=device)
+        rotary = rotary_1d(tokens, 24, device=device)
+        results = (output_and_gradients(each, tensors, grad, grad.dtype, rotary=rotary) for each in (call, operator))
+        for actual, same in zip(*results, strict=True):
+            assert torch.equal(actual, same)
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "softmax_unit_query"])

@@ -112,9 +112,9 @@ def test_softmax_attention_has_a_kernel_for_few_keys_and_a_rotation(monkeypatch)
     properties = SimpleNamespace(shared_memory_per_block_optin=232448)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
-    def reason(tokens=49, width=64, dtype=torch.bfloat16, rotated=True, turned=None):
+    def reason(tokens=49, width=64, dtype=torch.bfloat16, rotated=True, turned=None, heads=(2, 2, 2)):
         with FakeTensorMode():
-            tensors = torch.empty(3, 1, 2, tokens, width, dtype=dtype, device="cuda").unbind()
+            tensors = [torch.empty(1, each, tokens, width, dtype=dtype, device="cuda") for each in heads]
             rotary = (torch.empty(turned or tokens, width // 2, device="cuda"),) * 2 if rotated else None
         with record.trusted(True):
             used = softmax_kernel_for(*tensors, rotary)
@@ -133,5 +133,6 @@ def test_softmax_attention_has_a_kernel_for_few_keys_and_a_rotation(monkeypatch)
     assert "torch.float64" in reason(dtype=torch.float64)
     assert "rotary tables of shape" in reason(turned=48)
     assert "not empty" in reason(0)
+    assert "needs tensors (batch, heads" in reason(heads=(2, 1, 1))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "capability is 7.5, and the kernels need 8.0 for softmax attention" in reason()
