@@ -57,17 +57,18 @@ def softmax_head(
 
     masses: the logarithm to base 2 of each query's sum of exponentials, (heads, queries); None without gradients.
     """
-    at, keys_at = span(None, queries, HEADS), span(None, keys, HEADS)
-    q, o = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2])
-    k, v = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2])
-    visible = visible_tokens(mask, keys_at, 0, True, KEYS)
-    KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
-    rk = load_turned(k, load_table(rotary, 0, 0, visible, KEY_SHAPE), 0, visible, DOT, PRECISION, KEY_SHAPE)
-    VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
-    values = factor(load_tile(v, 0, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
+    at = span(None, queries, HEADS)
+    batch, head, begin, length = at
+    q, o = head_of(query, batch, head, begin), head_of(out, batch, head, begin)
+    k, v = head_of(key, batch, head, begin), head_of(value, batch, head, begin)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     OUT: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
-    for start in range(tl.program_id(1) * ROWS, queries[0], tl.num_programs(1) * ROWS):
+    KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
+    visible = visible_tokens(mask, (batch, head, begin, keys), 0, True, KEYS)
+    rk = load_turned(k, load_table(rotary, 0, 0, visible, KEY_SHAPE), 0, visible, DOT, PRECISION, KEY_SHAPE)
+    values = factor(load_tile(v, 0, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
+    for start in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         exists = visible_tokens(None, at, start, True, ROWS)
         rq = load_turned(q, load_table(rotary, 0, start, exists, SHAPE), start, exists, DOT, PRECISION, SHAPE)
         scores = tl.where(visible[None, :], product(rq, tl.trans(rk), PRECISION), -float("inf"))
@@ -112,27 +113,24 @@ def softmax_head_backward(
 
     dq: (shares, batch, heads, queries, width), strides included. Scores are (keys, queries) here.
     """
-    at, keys_at = span(None, queries, HEADS), span(None, keys, HEADS)
-    share = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
-    q, o, g = head_of(query, at[0], at[1], at[2]), head_of(out, at[0], at[1], at[2]), head_of(grad, at[0], at[1], at[2])
-    k, v, of_q = (
-        head_of(key, at[0], at[1], at[2]),
-        head_of(value, at[0], at[1], at[2]),
-        head_of(share, at[0], at[1], at[2]),
-    )
-    of_k, of_v = head_of(dk, at[0], at[1], at[2]), head_of(dv, at[0], at[1], at[2])
-    KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
-    VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
+    at = span(None, queries, HEADS)
+    batch, head, begin, length = at
+    part = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
+    q, k, v = head_of(query, batch, head, begin), head_of(key, batch, head, begin), head_of(value, batch, head, begin)
+    o, g, of_q = head_of(out, batch, head, begin), head_of(grad, batch, head, begin), head_of(part, batch, head, begin)
+    of_k, of_v = head_of(dk, batch, head, begin), head_of(dv, batch, head, begin)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     OUT: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
+    KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
+    VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
     first = tl.program_id(1) * KEYS
-    visible = visible_tokens(mask, keys_at, first, True, KEYS)
+    visible = visible_tokens(mask, (batch, head, begin, keys), first, True, KEYS)
     table = load_table(rotary, 0, first, visible, KEY_SHAPE)
     rk = load_turned(k, table, first, visible, DOT, PRECISION, KEY_SHAPE)
     values = factor(load_tile(v, first, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
     key_grad = tl.zeros((KEYS, COLUMNS), tl.float32)
     value_grad = tl.zeros((KEYS, VALUE_COLUMNS), tl.float32)
-    for start in range(0, queries[0], ROWS):
+    for start in range(0, length, ROWS):
         exists = visible_tokens(None, at, start, True, ROWS)
         angles = load_table(rotary, 0, start, exists, SHAPE)
         rq = load_turned(q, angles, start, exists, DOT, PRECISION, SHAPE)
@@ -147,7 +145,7 @@ def softmax_head_backward(
         key_grad += product(change, rq, PRECISION)
         rq_grad = tl.trans(product(tl.trans(rk), change, PRECISION)) * scale
         store_tile(of_q, start, inside_tile(exists, SHAPE), turn_back(rq_grad, angles[0], angles[1], SHAPE), SHAPE)
-    exists = visible_tokens(None, keys_at, first, True, KEYS)
+    exists = visible_tokens(None, (batch, head, begin, keys), first, True, KEYS)
     table = load_table(rotary, 0, first, exists, KEY_SHAPE)  # again, so that the loop has its registers
     key_grad = turn_back(key_grad * scale, table[0], table[1], KEY_SHAPE)
     store_tile(of_k, first, inside_tile(exists, KEY_SHAPE), key_grad, KEY_SHAPE)

@@ -66,7 +66,7 @@ def _start(kernel: Any, splits: int, keys: int, setting: Setting, inputs: Inputs
         rotary,
         strided_mask(visible),
         (queries, queries),
-        (key.shape[2], key.shape[2]),
+        key.shape[2],
         width**-0.5,
         HEADS=heads,
         WIDTH=width,
