@@ -24,7 +24,7 @@ from evidence.gpu.jobs import JOBS, QUEUE, Job
 LIMIT = 520.0  # seconds of a job: a machine may be lent in commands of ten minutes, and files have to come back
 FAILED, MISSING, STOPPED = 1, 2, 3
 NEEDED = ("torch", "triton", "timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml", "pytest")
-PREPARED = ("small", "sweep", "sweep_back")  # whose generated code is our kernels alone
+PREPARED = ("small", "softmax", "sweep", "sweep_back")  # whose generated code is our kernels alone
 ROWS = Path(__file__).parent / "rows"
 
 

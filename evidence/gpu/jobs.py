@@ -46,6 +46,9 @@ QUEUE = (
     Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
     Job("sweep", 6, "kernels:forward_settings", "tile, warps, stages and splits of the forward kernels", processes=16),
     Job("small", 6, "operators:small", "from how many tokens on ours beat softmax attention; share of a copy's rate"),
+    Job(
+        "softmax", 2, "operators:short_softmax", "softmax attention of few tokens that rotates in its kernel, or before"
+    ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -14,9 +15,11 @@ import torch
 import triton
 
 from linvit.kernels import launch
+from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 PROCESSORS = 132  # of an H100 and of an H200
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]+)(.*)")
+SHORT = (49, 196)  # tokens of softmax attention, in the last stages of pyramids at 224 px
 PRESETS = {"rala": (True, "divide"), "mala": (False, "magnitude"), "linear": (False, "divide")}
 
 
@@ -67,7 +70,7 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
     def count(*, cache_hit: bool, **_: Any) -> None:
         counts["read" if cache_hit else "compiled"] += 1
 
-    machine = patch.multiple(launch, _stages={}, _processors=lambda device: PROCESSORS)
+    machine = patch.multiple(launch, _stages={}, processors=lambda device: PROCESSORS)
     driver = patch.object(triton.runtime.driver, "_active", NoGPU(capability))
     with triton.knobs.compilation.scope(), machine, driver, patch.object(triton.JITFunction, "run", compile_alone):
         triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
@@ -77,26 +80,36 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
 def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool = True) -> dict[str, Code]:
     """The code of the kernels for bfloat16 with a rotation, 64 images of eight heads, by preset and kernel."""
     by_name: dict[str, Code] = {}
-    query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    tables = torch.empty(tokens, width // 2, device="meta"), torch.empty(tokens, width // 2, device="meta")
-    inputs = launch.Inputs(query, key, value, tables, None, None, None)
+
+    def note(kernel: Any, *args: Any, preset: str, **options: Any) -> Any:
+        binary = compile_alone(kernel, *args, **options)
+        name = f"{preset} {kernel.__name__}"
+        if "ROWS" in options:
+            by_name[name + " again" * (name in by_name)] = _code(binary, options["ROWS"])
+        return binary
+
     with compiling(capability):
         compile_alone = triton.JITFunction.run
         for preset, (query_mean, normalizer) in PRESETS.items():
-
-            def note(kernel: Any, *args: Any, preset: str = preset, **options: Any) -> Any:
-                binary = compile_alone(kernel, *args, **options)
-                name = f"{preset} {kernel.__name__}"
-                if "ROWS" in options:
-                    by_name[name + " again" * (name in by_name)] = _code(binary, options["ROWS"])
-                return binary
-
-            with patch.object(triton.JITFunction, "run", note):
-                options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+            with patch.object(triton.JITFunction, "run", partialmethod(note, preset=preset)):
+                inputs, options = shapes(tokens, width), launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
                 out, states, sums = launch.forward(inputs, options)
                 if backward and states is not None:
                     launch.backward(torch.empty_like(out), inputs, states, sums, options, inputs[:3])
+        for few in SHORT:
+            with patch.object(triton.JITFunction, "run", partialmethod(note, preset=f"{few} tokens")):
+                inputs = shapes(few, width)
+                out, masses = softmax_forward(inputs, True)
+                if backward and masses is not None:
+                    softmax_backward(torch.empty_like(out), inputs, out, masses)
     return by_name
+
+
+def shapes(tokens: int, width: int) -> launch.Inputs:
+    """Tensors without memory, heads outermost."""
+    query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    tables = torch.empty(tokens, width // 2, device="meta"), torch.empty(tokens, width // 2, device="meta")
+    return launch.Inputs(query, key, value, tables, None, None, None)
 
 
 def _code(binary: Any, rows: int) -> Code:

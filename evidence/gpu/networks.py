@@ -16,7 +16,7 @@ from evidence.gpu.jobs import Case, Results
 # All that the queue uses of linvit.bench; the other files import it from here.
 from linvit.bench import gpu
 from linvit.bench.clock import Call, CudaClock, HostClock, Timing, interleave
-from linvit.bench.exactness import Deviation, relative_error
+from linvit.bench.exactness import Deviation, plain_softmax, relative_error
 from linvit.bench.kinds import measure
 from linvit.bench.machine import describe
 from linvit.bench.networks import Case as Network
@@ -24,7 +24,18 @@ from linvit.bench.networks import build_call
 from linvit.bench.rows import Row, crossover
 from linvit.models.by_name import is_ours
 
-__all__ = ["Deviation", "Network", "Row", "build_call", "crossover", "describe", "gpu", "measure", "relative_error"]
+__all__ = [
+    "Deviation",
+    "Network",
+    "Row",
+    "build_call",
+    "crossover",
+    "describe",
+    "gpu",
+    "measure",
+    "plain_softmax",
+    "relative_error",
+]
 
 CODE = tuple(f"linvit/{room}" for room in ("models", "layers", "ops", "kernels", "fusion"))
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")

@@ -1,4 +1,4 @@
-"""Jobs on the operator: small sizes beside softmax attention, the share of a copy's rate, and flash_bla."""
+"""Jobs on the operator: small sizes beside softmax attention, the share of a copy's rate, short softmax, flash_bla."""
 
 import itertools
 import sys
@@ -13,8 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention as softmax
 from evidence.gpu import kernels
 from evidence.gpu.carry import CARRIED, ROOT
 from evidence.gpu.jobs import Case, Results
-from evidence.gpu.networks import DEVICE, Row, crossover, measure, medians, relative_error
-from linvit.kernels import launch
+from evidence.gpu.networks import DEVICE, Row, crossover, measure, medians, plain_softmax, relative_error
+from linvit.kernels import launch, softmax_attention
+from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.ops import Rotary, linear_attention, rotary_2d
 from linvit.ops.position import rotate
@@ -30,6 +31,9 @@ LARGE = (56, 112)
 # How often a pass reads or writes a tensor of the queries' size, and the share of a copy's rate that is predicted.
 PASSES = {("rala", False): 5, ("mala", False): 4, ("rala", True): 14, ("mala", True): 11}
 PREDICTED = {False: 0.70, True: 0.55}
+SHORT = (7, 14, 16)  # of the last two stages of a pyramid at 224 and, almost, at 256 px
+# Microseconds of one launch, forward and with gradients: half of the card's issue rate.
+SOFTMAX_PREDICTED = {False: (6, 35, 35), True: (15, 85, 90)}
 TOLERANCE = 2e-2  # relative, from the formula in float32
 FLASH = CARRIED / "flash-bidirectional-linear-attention"
 
@@ -136,6 +140,60 @@ def generate(
         out, states, sums = launch.forward(inputs, OPTIONS[name], backward)
         if backward and states is not None:
             launch.backward(out, inputs, states, sums, OPTIONS[name], inputs[:3])
+
+
+def short_softmax(toy: bool) -> list[Case]:
+    listed = []
+    for backward, side in itertools.product((False, True), (3,) if toy else SHORT):
+        words = f"softmax attention {'with gradients' if backward else 'forward'}, {side**2} tokens"
+        calls = partial(beside_rotation, side, backward, toy), partial(generate_softmax, side, backward)
+        listed.append(Case(words, calls[0], (*CODE, "linvit/layers"), calls[1]))
+    return listed
+
+
+def beside_rotation(side: int, backward: bool, toy: bool) -> Results:
+    """Microseconds of softmax attention that rotates in its kernel, and in plain torch before, as it is or compiled."""
+    tensors, rotary = projected(side, toy), rotary_2d((side, side), kernels.WIDTH, device=torch.device(DEVICE[toy]))
+    functions: dict[str, Callable[..., Tensor]] = {"one kernel": softmax_attention, "rotation, SDPA": plain_softmax}
+    functions["compiled"] = torch.compile(plain_softmax, dynamic=False)
+    grad = torch.randn_like(tensors[2])
+
+    def result(function: Callable[..., Tensor], dtype: torch.dtype = grad.dtype) -> tuple[Tensor, ...]:
+        leaves = [x.detach().to(dtype).requires_grad_(backward) for x in tensors]
+        out = function(*leaves, rotary=rotary)
+        return torch.autograd.grad(out, leaves, grad.to(dtype)) if backward else (out,)
+
+    expected = result(plain_softmax, torch.float32)
+    for name, function in functions.items():
+        error = max(relative_error(got, other) for got, other in zip(result(function), expected, strict=True))
+        if error > TOLERANCE:
+            raise ArithmeticError(
+                f"{name} is wrong: its relative error is {error:.1e}, expected at most {TOLERANCE:.0e}"
+            )
+    times = medians({name: partial(result, function) for name, function in functions.items()}, toy)
+    cells: dict[str, Any] = {"softmax attention": "with gradients" if backward else "forward", "tokens": side**2}
+    cells |= {f"{name}, µs": 1000 * ms for name, ms in times.items()}
+    predicted = None if toy else SOFTMAX_PREDICTED[backward][SHORT.index(side)]
+    return {"cells": [cells | {"predicted, µs": predicted}]}
+
+
+def projected(side: int, toy: bool, device: str | None = None) -> list[Tensor]:
+    """Query, key and value in one projection with the gate, heads inside tokens."""
+    batch, heads, dtype = (1, 2, torch.float32) if toy else (64, 8, torch.bfloat16)
+    size = (batch, side**2, 4, heads, kernels.WIDTH)
+    generator = None if device == "meta" else torch.Generator(DEVICE[toy]).manual_seed(0)
+    packed = torch.randn(size, generator=generator, device=device or DEVICE[toy]).to(dtype)
+    return list(packed.permute(2, 0, 3, 1, 4)[:3])
+
+
+def generate_softmax(side: int, backward: bool) -> None:
+    """Generates the code of the kernels that `beside_rotation` starts."""
+    table = torch.empty(side**2, kernels.WIDTH // 2, device="meta")
+    query, key, value = projected(side, False, "meta")
+    inputs = launch.Inputs(query, key, value, (table, table), None, None, None)
+    out, masses = softmax_forward(inputs, backward)
+    if masses is not None:
+        softmax_backward(torch.empty_like(out), inputs, out, masses)
 
 
 def beside_flash_bla(toy: bool) -> list[Case]:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from linvit.kernels import softmax_attention
+from linvit.layers.operator import rotated
 from linvit.ops import Rotary, linear_attention
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1, torch.int8: 5e-1}
@@ -29,6 +32,16 @@ HALF_BFLOAT16 = 2**-9  # the relative rounding error of bfloat16
 Function = Callable[..., Tensor]
 KERNEL: Function = partial(linear_attention, backend="triton")
 PLAIN: Function = partial(linear_attention, backend="torch")
+SOFTMAX_KERNEL: Function = softmax_attention
+
+
+def plain_softmax(
+    query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, key_mask: Tensor | None = None
+) -> Tensor:
+    """What the kernel of softmax attention replaces; arguments as there."""
+    query, key = rotated(query, key, rotary)
+    mask = None if key_mask is None else key_mask[:, None, None]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 class WrongResultError(ArithmeticError):
@@ -89,7 +102,9 @@ def deviations(
     return rows
 
 
-def deviations_in_bfloat16(tensors: Sequence[Tensor], kernel: Function = KERNEL, **options: Any) -> list[Deviation]:
+def deviations_in_bfloat16(
+    tensors: Sequence[Tensor], kernel: Function = KERNEL, plain: Function = PLAIN, **options: Any
+) -> list[Deviation]:
     """The errors of output and gradients of a kernel in bfloat16, and three times what rounding its inputs causes.
 
     Plain torch rounds inputs and results alone; bfloat16 products also round Rκ(q), Rκ(k) and S, each as much again.
@@ -98,7 +113,7 @@ def deviations_in_bfloat16(tensors: Sequence[Tensor], kernel: Function = KERNEL,
     # As if the inputs had been rounded just now: what they lost is the floor of any bfloat16 form.
     sharp = [x.double() * (1 + torch.empty_like(x.double()).uniform_(-1, 1) * HALF_BFLOAT16) for x in tensors]
     grad = _gradient(tensors)
-    truth, floor = (output_and_gradients(PLAIN, x, grad, torch.float64, **options) for x in (tensors, sharp))
+    truth, floor = (output_and_gradients(plain, x, grad, torch.float64, **options) for x in (tensors, sharp))
     actual = output_and_gradients(kernel, tensors, grad, torch.bfloat16, **options)
     return [
         Deviation(name, _error(a, t, torch.bfloat16), 3 * max(relative_error(f, t), HALF_BFLOAT16))

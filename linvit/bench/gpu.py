@@ -14,13 +14,22 @@ import torch
 
 from linvit.analysis.markdown import markdown_table
 from linvit.bench import kinds, page
-from linvit.bench.exactness import KERNEL, Deviation, WrongResultError, deviations, deviations_in_bfloat16
+from linvit.bench.exactness import (
+    KERNEL,
+    PLAIN,
+    SOFTMAX_KERNEL,
+    Deviation,
+    WrongResultError,
+    deviations,
+    deviations_in_bfloat16,
+    plain_softmax,
+)
 from linvit.bench.options import CORES
 from linvit.bench.rows import Progress
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record
-from linvit.kernels.support import PADDED, machine_obstacle, padded
+from linvit.kernels.support import PADDED, SHARED, machine_obstacle, padded
 from linvit.ops import rotary_1d
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -29,6 +38,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "linear": {},
     "causal mala": {"normalizer": "magnitude", "causal": True},
     "causal linear": {"causal": True},
+    "softmax": {},
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = ((3136, 64), (126, 16), (1023, 128), (784, 48), (20, 32))
@@ -37,6 +47,8 @@ SHAPES = ((3136, 64), (126, 16), (1023, 128), (784, 48), (20, 32))
 The gradient of a single token's query is nothing but rounding, and with three tokens an error is twice as large in one
 draw as in another.
 """
+SHORT_SHAPES = ((196, 64), (49, 64), (256, 128), (126, 16), (20, 32))
+"""The same of softmax attention."""
 HEADS = 4
 VARIANTS = ("plain", "triton", "reference", "sdpa", "flash_bla")
 BENCHMARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -112,33 +124,37 @@ def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:
     """The errors of every case, by its name. Each has a seed of its own, so that it gives the same alone."""
     named: dict[str, Callable[[], list[Deviation]]] = {}
     for name, options in OPTIONS.items():
-        for dtype in DTYPES:
-            for tokens, width in SHAPES:
-                if machine_obstacle(device, dtype, padded(width), "causal" in options) is not None:
-                    continue
+        calls = name if name in SHARED else "causal" if "causal" in options else "bidirectional"
+        shapes = SHORT_SHAPES if calls == "softmax" else SHAPES
+        for dtype, (tokens, width) in itertools.product(DTYPES, shapes):
+            if dtype in SHARED[calls] and machine_obstacle(device, dtype, padded(width), calls) is None:
                 case = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens, width {width}"
-                named[case] = partial(_errors, case, dtype, (tokens, width), device, options)
-        case = f"{name}, same bits every time"
-        named[case] = partial(_errors, case, None, SHAPES[0], device, options)
+                named[case] = partial(_errors, case, name, dtype, (tokens, width), device)
+        if any(case.startswith(f"{name}, ") for case in named):
+            case = f"{name}, same bits every time"
+            named[case] = partial(_errors, case, name, None, shapes[0], device)
     return named
 
 
 @torch.random.fork_rng()
 def _errors(
-    case: str, dtype: torch.dtype | None, shape: tuple[int, int], device: torch.device, options: Mapping[str, Any]
+    case: str, name: str, dtype: torch.dtype | None, shape: tuple[int, int], device: torch.device
 ) -> list[Deviation]:
     """The errors in that dtype; without one, whether the output has the same bits twice."""
     torch.manual_seed(crc32(case.encode()))
-    tokens, width = shape
+    (tokens, width), options = shape, OPTIONS[name]
+    kernel, plain, same = (KERNEL, PLAIN, torch.float32)
+    if name == "softmax":
+        kernel, plain, same = (SOFTMAX_KERNEL, plain_softmax, torch.float16)
     # as linear layers give them, heads inside tokens
     tensors = [torch.randn(2, tokens, HEADS, width, device=device).transpose(1, 2) for _ in range(3)]
     if dtype is None:
-        first, second = (KERNEL(*tensors, **options) for _ in range(2))
+        first, second = (kernel(*(x.to(same) for x in tensors), **options) for _ in range(2))
         return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
     rotary = rotary_1d(*shape, device=device)
     if dtype == torch.bfloat16:
-        return deviations_in_bfloat16(tensors, KERNEL, rotary=rotary, **options)
-    return deviations(tensors, dtype, KERNEL, rotary=rotary, **options)
+        return deviations_in_bfloat16(tensors, kernel, plain, rotary=rotary, **options)
+    return deviations(tensors, dtype, kernel, plain, rotary=rotary, **options)
 
 
 def checked(case: str, errors: Callable[[], list[Deviation]]) -> Check:
@@ -205,8 +221,9 @@ def _record(done: Sequence[Check], folder: Path, sections: Sequence[str] = ()) -
         [[check.case, *_numbers(check.worst), check.failure or "passed"] for check in done],
         left=2,
     )
-    tensors = itertools.product([torch.device("cuda")], DTYPES, PADDED, (False, True))
-    obstacles = [clause for clause in dict.fromkeys(itertools.starmap(machine_obstacle, tensors)) if clause is not None]
+    kinds_of_calls = itertools.product(DTYPES, PADDED, SHARED)
+    clauses = [machine_obstacle(torch.device("cuda"), *each) for each in kinds_of_calls if each[0] in SHARED[each[2]]]
+    obstacles = [clause for clause in dict.fromkeys(clauses) if clause is not None]
     left_out = [f"Left out: {'; '.join(obstacles)}."] if obstacles else []
     verdict = f"{FAILED if failures else PASSED} ({facts})"
     write_text(folder / PAGE, "\n\n".join([f"# {about['gpu']}", verdict, *left_out, table, *sections]) + "\n")

@@ -1,10 +1,14 @@
-"""Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`)."""
+"""Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`).
+
+And one for GPUs of the softmax attention of short sequences, with its rotation.
+"""
 
 import torch
 from torch import Tensor
 
 from linvit.kernels import cpu as cpu
 from linvit.kernels.support import obstacle as obstacle
+from linvit.kernels.support import softmax_obstacle as softmax_obstacle
 
 
 def linear_attention(
@@ -69,6 +73,35 @@ def packed_linear_attention(
     tables = _tables(rotary)
     keep = _needs_gradients(projections, *tables)
     out: Tensor = attend_packed(projections, *tables, key_mask, cu_seqlens, *rule, keep)[0]
+    return out
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of queries and keys that it rotates, for arguments for which `softmax_obstacle` returns None.
+
+    Query, key and value get first derivatives. Sums have a fixed order, so results are the same in every run.
+
+    Args:
+        query, key, value: (batch, heads, tokens, width), in one dtype; queries and values may have other lengths and
+            widths of their own.
+        rotary: cosines and sines, each (tokens, width / 2), of queries and keys; None leaves both as they are.
+        key_mask: True where a key counts, (batch, keys). A query that sees none gets zeros.
+
+    Returns:
+        (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
+    """
+    from linvit.kernels.operator import attend_softmax  # Triton is optional
+
+    visible = None if key_mask is None else key_mask[:, None].expand(key.shape[:3])
+    keep = _needs_gradients(query, key, value)
+    out: Tensor = attend_softmax(query, key, value, *_tables(rotary), visible, keep)[0]
     return out
 
 

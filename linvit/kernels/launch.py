@@ -154,15 +154,15 @@ class Call:
     def splits(self, name: str, tokens: int) -> int:
         """Programs among which the tokens of a head are distributed."""
         tiles = -(-tokens // self.setting(name).rows)
-        slots = RESIDENT * _processors(self.device)
+        slots = RESIDENT * processors(self.device)
         filled, turns = (-(-turn * slots // max(self.programs, 1)) for turn in (1, TURNS))
         return max(1, min(tiles, max(filled, min(turns, tiles // TILES))))
 
     def splits_at_once(self) -> int:
         """Programs for each head if all is computed in one launch; 0 if the sequences are too long for that."""
-        if max(self.queries, self.keys) > (AT_ONCE if self.programs >= _processors(self.device) else AT_ONCE_ALONE):
+        if max(self.queries, self.keys) > (AT_ONCE if self.programs >= processors(self.device) else AT_ONCE_ALONE):
             return 0
-        slots = RESIDENT * _processors(self.device) // 2  # all must be there at once, or they wait for ever
+        slots = RESIDENT * processors(self.device) // 2  # all must be there at once, or they wait for ever
         tiles = -(-max(self.queries, self.keys) // self.setting("attend_head").rows)
         return max(1, min(tiles, slots // max(self.programs, 1))) if WAITING else 1
 
@@ -205,7 +205,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
     """
     query, key, value, rotary, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options)
-    scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
+    scale, mask, out = query.shape[-1] ** -0.5, strided_mask(visible), room(query, value)
     splits = call.splits_at_once()
     if splits:
         shape = call.programs, splits
@@ -213,11 +213,11 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         states = query.new_empty(*shape, call.size, dtype=torch.float32) if keep or WAITING else None
         counters = query.new_zeros(call.programs, 3, dtype=torch.int32) if WAITING else None
         tensors = (
-            *(_strided(x) for x in (query, key, value, out)),
+            *(strided(x) for x in (query, key, value, out)),
             call.parameters,
             rotary,
             mask,
-            _strided(weights),
+            strided(weights),
             sums,
             states,
         )
@@ -231,7 +231,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
     if options.query_mean:
         splits = call.splits("query_mean", call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
-        call.start(query_mean, splits, _strided(query), mask, call.parameters, sums, cu_seqlens, call.tokens)
+        call.start(query_mean, splits, strided(query), mask, call.parameters, sums, cu_seqlens, call.tokens)
         sums = _total(sums)
     states = _summaries(call, inputs, mask, sums, scale)
     _read(call, query, out, states, cu_seqlens, scale, options.eps)
@@ -242,7 +242,7 @@ def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale
     """The state of each program's sequence or block."""
     splits = call.splits("summarize", call.keys)
     states = inputs.query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
-    tensors = _strided(inputs.key), _strided(inputs.value), call.parameters, call.table, mask, _strided(inputs.weights)
+    tensors = strided(inputs.key), strided(inputs.value), call.parameters, call.table, mask, strided(inputs.weights)
     call.start(summarize, splits, *tensors, sums, states, inputs.cu_seqlens, call.key_tokens, scale)
     return _merged(call, states)
 
@@ -251,7 +251,7 @@ def _read(
     call: Call, query: Tensor, out: Tensor, states: Tensor, cu_seqlens: Tensor | None, scale: float, eps: float
 ) -> None:
     splits = call.splits("read", call.queries)
-    tensors = _strided(query), _strided(out), call.parameters, call.table, states, cu_seqlens
+    tensors = strided(query), strided(out), call.parameters, call.table, states, cu_seqlens
     call.start(read, splits, *tensors, call.tokens, scale, eps)
 
 
@@ -271,7 +271,7 @@ def backward(
     """
     query, key, value, _, visible, weights, cu_seqlens = inputs
     call = Call(inputs, options, block=block)
-    scale, mask = query.shape[-1] ** -0.5, _strided_mask(visible)
+    scale, mask = query.shape[-1] ** -0.5, strided_mask(visible)
     dq, dk, dv = into
     dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
     of_queries, of_keys = (torch.empty_like(x, dtype=torch.float32) if tables else None for x in (query, key))
@@ -279,8 +279,8 @@ def backward(
     state_grads = query.new_empty(call.programs, query_splits, call.size, dtype=torch.float32)
 
     def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
-        table_grads = None if dq is None else _strided(of_queries)
-        tensors = _strided(query), _strided(grad), _strided(dq), table_grads, call.parameters, call.table, mask
+        table_grads = None if dq is None else strided(of_queries)
+        tensors = strided(query), strided(grad), strided(dq), table_grads, call.parameters, call.table, mask
         rest = sums, mean_grads, states, state_grads, cu_seqlens, call.tokens, scale, options.eps
         call.start(read_backward, query_splits, *tensors, *rest)
 
@@ -291,9 +291,9 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
-    tensors = *(_strided(x) for x in (key, value, dk, dv, of_keys)), call.parameters, call.table, mask
+    tensors = *(strided(x) for x in (key, value, dk, dv, of_keys)), call.parameters, call.table, mask
     rest = sums, mean_grads, states, state_grads, cu_seqlens, call.key_tokens, scale
-    call.start(summarize_backward, key_splits, *tensors, _strided(weights), _strided(dweights), *rest)
+    call.start(summarize_backward, key_splits, *tensors, strided(weights), strided(dweights), *rest)
     if mean_grads is not None:
         over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
@@ -304,7 +304,7 @@ def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor
     """Output of causal attention of blocks (of one token), and if they are long the states that they see."""
     query, key, value, _, visible, _, cu_seqlens = inputs
     call = Call(inputs, options, causal=True)
-    scale, mask, out = query.shape[-1] ** -0.5, _strided_mask(visible), room(query, value)
+    scale, mask, out = query.shape[-1] ** -0.5, strided_mask(visible), room(query, value)
     if is_long(call, block):
         call = Call(inputs, options, block=block)
         states = _summaries(call, inputs, mask, None, scale)
@@ -313,7 +313,7 @@ def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor
         _read(call, query, out, states, None, scale, options.eps)
         return out, states
     call.constants["BLOCK"] = block
-    tensors = [_strided(x) for x in (query, key, value, out)]
+    tensors = [strided(x) for x in (query, key, value, out)]
     call.start(chunked, 1, *tensors, call.parameters, call.table, mask, cu_seqlens, call.tokens, scale, options.eps)
     return out, None
 
@@ -330,10 +330,10 @@ def causal_backward(
     call.constants["BLOCK"] = block
     dq, dk, dv = into
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
-    tensors = [_strided(x) for x in (query, key, value, grad)]
-    rest = rows, call.parameters, call.table, _strided_mask(visible), cu_seqlens, call.tokens
-    call.start(chunked_query_backward, 1, *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
-    call.start(chunked_key_backward, 1, *tensors, _strided(dk), _strided(dv), *rest)
+    tensors = [strided(x) for x in (query, key, value, grad)]
+    rest = rows, call.parameters, call.table, strided_mask(visible), cu_seqlens, call.tokens
+    call.start(chunked_query_backward, 1, *tensors, strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
+    call.start(chunked_key_backward, 1, *tensors, strided(dk), strided(dv), *rest)
 
 
 def is_long(call: Call, block: int) -> bool:
@@ -393,7 +393,7 @@ def _total(sums: Tensor) -> Tensor:
     return sums.sum(1) if sums.shape[1] > 1 else sums.squeeze(1)
 
 
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -404,9 +404,9 @@ def room(query: Tensor, value: Tensor) -> Tensor:
     return value.new_empty(*query.shape[:3], value.shape[-1])
 
 
-def _strided(x: Tensor | None) -> tuple[Any, ...] | None:
+def strided(x: Tensor | None) -> tuple[Any, ...] | None:
     return None if x is None else (x, *x.stride())
 
 
-def _strided_mask(visible: Tensor | None) -> tuple[Any, ...] | None:
-    return None if visible is None else _strided(visible.view(torch.uint8))
+def strided_mask(visible: Tensor | None) -> tuple[Any, ...] | None:
+    return None if visible is None else strided(visible.view(torch.uint8))

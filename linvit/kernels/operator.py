@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, library
 
 from linvit.kernels import launch
+from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 Rule = tuple[str, str, bool, int, str, float]  # the operators' last arguments: query_map … eps
 
@@ -220,3 +221,60 @@ def _packed_gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Ten
 
 attend.register_autograd(_gradients, setup_context=_save)
 attend_packed.register_autograd(_packed_gradients, setup_context=_save)
+
+
+@library.custom_op("linvit::attend_softmax", mutates_args=())
+def attend_softmax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """Output of softmax attention, and each query's mass, which gradients need; empty if they are not kept."""
+    with torch.cuda.device_of(query):
+        out, masses = softmax_forward(launch.Inputs(query, key, value, (cos, sin), visible, None, None), keep)
+    return out, query.new_empty(0, dtype=torch.float32) if masses is None else masses
+
+
+@attend_softmax.register_fake
+def _(query, key, value, cos, sin, visible, keep):  # type: ignore[no-untyped-def]
+    return launch.room(query, value), query.new_empty(query.shape[:3] if keep else 0, dtype=torch.float32)
+
+
+@library.custom_op("linvit::attend_softmax_backward", mutates_args=())
+def attend_softmax_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    out: Tensor,
+    masses: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    with torch.cuda.device_of(query):
+        return softmax_backward(grad, launch.Inputs(query, key, value, (cos, sin), visible, None, None), out, masses)
+
+
+@attend_softmax_backward.register_fake
+def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x) for x in (query, key, value))
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:-1], *output)
+
+
+def _softmax_gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+    none = (None,) * 4  # of tables, mask and the option
+    return (*(None,) * 3, *none) if grad is None else (*attend_softmax_backward(grad, *ctx.saved_tensors), *none)
+
+
+attend_softmax.register_autograd(_softmax_gradients, setup_context=_save_softmax)

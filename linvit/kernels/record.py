@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ FOLDER = "LINVIT_RECORDS"
 SHIPPED = Path(__file__).parent / "records"
 SHIPPED_FOR = ("capability", "triton")
 OWN_FOR = ("gpu", "torch", *SHIPPED_FOR)
-CALLS = {False: ("forward", "backward"), True: ("causal_forward", "causal_backward")}  # of `launch`, by causal
+CALLS = {  # the functions that start the kernels
+    "bidirectional": ("forward", "backward"),
+    "causal": ("causal_forward", "causal_backward"),
+    "softmax": ("softmax_forward", "softmax_backward"),
+}
 _warn_once = cache(logging.getLogger(__name__).warning)
 _decided: bool | None = None
 
@@ -42,22 +47,22 @@ def trusted(decision: bool) -> Iterator[None]:
 
 
 @torch.compiler.assume_constant_result
-def passed(device: torch.device, causal: bool) -> bool:
-    """Whether the kernels of bidirectional or causal calls have passed on this GPU."""
-    return _passed(device.index or 0, causal) if _decided is None else _decided
+def passed(device: torch.device, calls: str) -> bool:
+    """Whether the kernels of these calls, a key of CALLS, have passed on this GPU."""
+    return _passed(device.index or 0, calls) if _decided is None else _decided
 
 
 @cache
-def _passed(index: int, causal: bool) -> bool:
+def _passed(index: int, calls: str) -> bool:
     if machine_obstacle(torch.device("cuda", index)) is not None:
         return False
     try:
         now = about(index)
     except PackageNotFoundError:
         return False
-    verdict = _verdict(path(now), now, (*OWN_FOR, *CALLS[causal]))
+    verdict = _verdict(path(now), now, (*OWN_FOR, *CALLS[calls]))
     if verdict is None:
-        verdict = any(_verdict(file, now, (*SHIPPED_FOR, *CALLS[causal])) for file in SHIPPED.glob("*.json"))
+        verdict = any(_verdict(file, now, (*SHIPPED_FOR, *CALLS[calls])) for file in SHIPPED.glob("*.json"))
         if not verdict:
             _warn_once("The Triton kernels are off on %s: `linvit check-gpu` turns them on if they pass.", now["gpu"])
     return verdict
@@ -98,7 +103,7 @@ def digests(folder: Path = SHIPPED.parent) -> dict[str, str]:
         for name in {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _names(node, ast.Store):
             defined.setdefault(name, []).append(node)
     by_call = {}
-    for call in CALLS[False] + CALLS[True]:
+    for call in chain(*CALLS.values()):
         names = [call]
         for name in names:  # grows by what they use
             names += {used for x in defined.get(name, ()) for used in _names(x, ast.Load)}.difference(names)

@@ -23,12 +23,21 @@ FARTHEST = 2**31 - 1  # offsets have 32 bits
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
 # Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
 TENSOR_CORES = (8, 0)
-# Bytes of shared memory of the largest kernel with one tile on the way, by dtype, causal, and padded width: the most
-# that Triton 3.6 or 3.9 takes for 7.5 (the row of float32), 8.6, 9.0 or 12.0, forward or backward.
+MOST_KEYS = 256  # of softmax attention, a program of which has all keys of a head at once
+# Bytes of shared memory of the largest kernel with one tile on the way, by calls, dtype and padded width: the most that
+# Triton 3.6 or 3.9 takes for 7.5 (the row of float32), 8.6, 9.0 or 12.0, forward or backward.
 SHARED = {
-    torch.float32: ((17920, 37376, 49408, 98432), (49408, 66048, 53376, 99328)),
-    torch.float16: ((9216, 24576, 49152, 147456), (49152, 65536, 81920, 180224)),
-    torch.bfloat16: ((8704, 18432, 24576, 73728), (23040, 40960, 73728, 108544)),
+    "bidirectional": {
+        torch.float32: (17920, 37376, 49408, 98432),
+        torch.float16: (9216, 24576, 49152, 147456),
+        torch.bfloat16: (8704, 18432, 24576, 73728),
+    },
+    "causal": {
+        torch.float32: (49408, 66048, 53376, 99328),
+        torch.float16: (49152, 65536, 81920, 180224),
+        torch.bfloat16: (23040, 40960, 73728, 108544),
+    },
+    "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (43008, 53248, 73728, 163840)),
 }
 
 
@@ -56,7 +65,32 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
     columns = padded(max(query.shape[-1], value.shape[-1]))
-    missing: str | None = machine_obstacle(query.device, query.dtype, columns, bool(causal))
+    missing: str | None = machine_obstacle(query.device, query.dtype, columns, "causal" if causal else "bidirectional")
+    return missing
+
+
+def softmax_obstacle(
+    query: Tensor, key: Tensor, value: Tensor, *, rotary: tuple[Tensor, Tensor] | None = None
+) -> str | None:
+    """Why `softmax_attention` cannot compute this on the kernels, as a clause; None if it can."""
+    tensors = query, key, value
+    if not torch.compiler.is_compiling() and transforms():
+        return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
+    if any(x.dim() != 4 or x.shape[:2] != query.shape[:2] or 0 in x.shape for x in tensors):
+        return "the kernel needs tensors (batch, heads, tokens, width) that are not empty"
+    if key.shape[2] != value.shape[2] or key.shape[3] != query.shape[3]:
+        return "the keys have another number than the values, or another width than the queries"
+    if key.shape[2] > MOST_KEYS or max(query.shape[-1], value.shape[-1]) > WIDEST:
+        return f"the kernel supports up to {MOST_KEYS} keys and head widths up to {WIDEST}"
+    for table in rotary or ():
+        if table.requires_grad or any(table.shape != (x.shape[2], x.shape[3] // 2) for x in (query, key)):
+            return "the kernel needs rotary tables of shape (tokens, width / 2) for all tokens, without gradients"
+    if query.dtype not in DTYPES or any(x.dtype != query.dtype or x.device != query.device for x in tensors):
+        return f"the tensors are {query.dtype}, or differ in dtype or device"
+    if any(x.shape[2] * x.stride(2) + x.shape[3] * x.stride(3) > FARTHEST for x in tensors):
+        return f"the tokens of a head are spread over more than {FARTHEST:,} numbers"
+    columns = padded(max(query.shape[-1], value.shape[-1]))
+    missing: str | None = machine_obstacle(query.device, query.dtype, columns, "softmax")
     return missing
 
 
@@ -110,22 +144,29 @@ def padded(width: int) -> int:
 
 @torch.compiler.assume_constant_result
 def machine_obstacle(
-    device: torch.device, dtype: torch.dtype | None = None, columns: int = PADDED[0], causal: bool = False
+    device: torch.device, dtype: torch.dtype | None = None, columns: int = PADDED[0], calls: str = "bidirectional"
 ) -> str | None:
-    """Why kernels cannot run on such tensors, without a dtype on any of this device, as a clause; None if they can."""
+    """Why kernels cannot run on such tensors, without a dtype on any of this device, as a clause; None if they can.
+
+    calls: a key of SHARED.
+    """
     if find_spec("triton") is None:
         return "Triton is not installed; pip install triton, if it supports this machine"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        oldest = TENSOR_CORES if dtype == torch.bfloat16 else OLDEST
+        oldest = TENSOR_CORES if dtype == torch.bfloat16 or calls == "softmax" else OLDEST
         if capability < oldest:
             actual, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
-            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {dtype or 'any dtype'}"
-        rows = SHARED[torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16]
-        needed = rows[causal][PADDED.index(columns)]
+            what = "softmax attention" if calls == "softmax" else dtype or "any dtype"
+            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {what}"
+        rows = SHARED[calls]
+        kind = torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16
+        if kind not in rows:
+            return f"{calls} attention in {kind} has no kernel"
+        needed = rows[kind][PADDED.index(columns)]
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
         if needed > limit:
-            heads = f"{'causal' if causal else 'bidirectional'} attention in {dtype} at width {columns}"
+            heads = f"{calls} attention in {dtype} at width {columns}"
             return f"{heads} needs {needed:,} bytes of shared memory per program, and the GPU has {limit:,}"
         return None
     if device.type == "cpu":

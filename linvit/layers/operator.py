@@ -13,6 +13,7 @@ from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions, multiple_of_heads
 from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
+from linvit.ops.backend import softmax_kernel_for
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import rotate
@@ -244,7 +245,12 @@ class Operator(nn.Module):
                 "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
                 " all stages or blocks, such as `pattern='LLLL'`"
             )
-        query, key = rotated(self.scaled(query), key, rotary)
+        query = self.scaled(query)
+        if self.fused and not self.causal and bias is None and cache is None:
+            kernel = softmax_kernel_for(query, key, value, rotary)
+            if kernel is not None:
+                return kernel(query, key, value, rotary=rotary, key_mask=key_mask)
+        query, key = rotated(query, key, rotary)
         if cache is not None:
             cache.read = cache.read or KeyValues()
             key, value = cast(KeyValues, cache.read).append(key, value)

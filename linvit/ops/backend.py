@@ -53,16 +53,38 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
+def softmax_kernel_for(
+    query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor] | None
+) -> Callable[..., Tensor] | None:
+    """The kernel of softmax attention with this rotation; None for `scaled_dot_product_attention`.
+
+    Without a rotation that is one kernel too, and faster.
+    """
+    if rotary is None or not _has_passed(query, "softmax"):
+        return None
+    from linvit import kernels
+
+    return kernels.softmax_attention if kernels.softmax_obstacle(query, key, value, rotary=rotary) is None else None
+
+
 def _ready(query: Tensor, causal: bool | str | None) -> ModuleType | None:
     """The kernels that "auto" may use on this device."""
     if not query.is_cuda:
         return built_for_cpu()
-    if torch.compiler.is_exporting():
+    if not _has_passed(query, "causal" if causal else "bidirectional"):
         return None
     from linvit import kernels
+
+    return kernels
+
+
+def _has_passed(query: Tensor, calls: str) -> bool:
+    """Whether a record says that the Triton kernels of these calls are exact on the GPU of a tensor."""
+    if not query.is_cuda or torch.compiler.is_exporting():
+        return False
     from linvit.kernels import record
 
-    return kernels if record.passed(query.device, bool(causal)) else None
+    return record.passed(query.device, calls)
 
 
 def built_for_cpu() -> ModuleType | None:

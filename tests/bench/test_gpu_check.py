@@ -138,11 +138,20 @@ def test_compiled_programs_read_the_record_while_they_are_traced(monkeypatch, ca
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def scaled(x):
-        return x * (2 if record.passed(torch.device("cuda", 0), False) else 3)
+        return x * (2 if record.passed(torch.device("cuda", 0), "bidirectional") else 3)
 
     with caplog.at_level(logging.WARNING):
         assert torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(1)) == 3
     assert [line.name for line in caplog.records] == ["linvit.kernels.record"]
+
+
+def test_other_code_of_softmax_attention_asks_for_a_check_of_it_alone(monkeypatch, tmp_path):
+    finding(monkeypatch, GOOD)
+    check_gpu(tmp_path)
+    assert record.passed(CUDA, "softmax")
+    now_with(monkeypatch, softmax_backward="other")
+    assert not record.passed(CUDA, "softmax")
+    assert used() is kernels.linear_attention
 
 
 def test_a_damaged_record_counts_as_none(monkeypatch, tmp_path):
@@ -285,12 +294,14 @@ def test_importing_the_check_leaves_the_gpu_alone():
 
 
 def test_a_case_finds_the_same_alone_as_among_all(monkeypatch):
-    monkeypatch.setattr(gpu, "SHAPES", ((20, 16),))
+    for shapes in ("SHAPES", "SHORT_SHAPES"):
+        monkeypatch.setattr(gpu, shapes, ((20, 16),))
     monkeypatch.setattr(gpu, "KERNEL", partial(linear_attention, backend="torch"))
+    monkeypatch.setattr(gpu, "SOFTMAX_KERNEL", gpu.plain_softmax)
     monkeypatch.setattr(gpu, "machine_obstacle", lambda *tensors: None)
     before = torch.get_rng_state()
     together = {name: errors() for name, errors in gpu.cases(CPU).items()}
-    assert len(together) == 4 * len(gpu.OPTIONS)
+    assert len(together) == 4 * len(gpu.OPTIONS) - 1  # softmax attention has no kernel for float32
     *_, last = (name for name in together if "bfloat16" in name)
     assert gpu.cases(CPU)[last]() == together[last]
     assert torch.equal(torch.get_rng_state(), before)

@@ -76,7 +76,7 @@ def test_everything_is_put_back(tmp_path):
     from linvit.kernels import launch
 
     def state():
-        found = triton.JITFunction.run, triton.runtime.driver._active, launch._stages, launch._processors
+        found = triton.JITFunction.run, triton.runtime.driver._active, launch._stages, launch.processors
         return *found, triton.knobs.compilation.listener
 
     before = state()

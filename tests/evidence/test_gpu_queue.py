@@ -215,6 +215,22 @@ def test_an_operator_is_checked_before_it_is_timed():
             operators.check(name, 1.03 * right, tensors, rotary)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_softmax_attention_is_checked_before_it_is_timed(monkeypatch, backward):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for factor, wrong in ((1.0, False), (1.03, True)):
+        monkeypatch.setattr(
+            operators, "softmax_attention", lambda *x, f=factor, **y: f * operators.plain_softmax(*x, **y)
+        )
+        if wrong:
+            with pytest.raises(ArithmeticError, match="one kernel is wrong: its relative error is 3"):
+                operators.beside_rotation(3, backward, True)
+        else:
+            (cells,) = operators.beside_rotation(3, backward, True)["cells"]
+            assert cells["tokens"] == 9
+            assert len(cells) == 6
+
+
 def test_where_curves_cross(monkeypatch):
     """Softmax takes as many milliseconds as tokens, rotated 2.5 times as many; ours 0, 25 or 1,000."""
     of_ours = {"rala": 0.0001, "mala": 25.0, "linear": 1000.0}

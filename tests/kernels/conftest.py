@@ -32,6 +32,6 @@ def tiled(monkeypatch):
             monkeypatch.setattr(launch, name, settings)
         for name in ("AT_ONCE", "AT_ONCE_ALONE"):
             monkeypatch.setattr(launch, name, at_once)
-        monkeypatch.setattr(launch, "_processors", lambda device: processors)
+        monkeypatch.setattr(launch, "processors", lambda device: processors)
 
     return tile

@@ -62,18 +62,18 @@ def test_a_kernel_too_large_for_the_gpu_says_so():
     ],
 )
 def test_programs_for_each_head(monkeypatch, heads, tokens, splits):
-    monkeypatch.setattr(launch, "_processors", lambda device: 132)
+    monkeypatch.setattr(launch, "processors", lambda device: 132)
     assert call(heads, tokens).splits("read", tokens) == splits
 
 
 @pytest.mark.parametrize(("heads", "tokens", "at_once"), [(512, 784, 1), (512, 3136, 0), (8, 196, 1), (8, 784, 0)])
 def test_short_sequences_take_one_launch(monkeypatch, heads, tokens, at_once):
-    monkeypatch.setattr(launch, "_processors", lambda device: 132)
+    monkeypatch.setattr(launch, "processors", lambda device: 132)
     assert call(heads, tokens).splits_at_once() == at_once
 
 
 @pytest.mark.parametrize(("heads", "splits"), [(8, 4), (64, 3), (512, 1)])
 def test_programs_that_wait_for_each_other_are_all_there(monkeypatch, heads, splits):
-    monkeypatch.setattr(launch, "_processors", lambda device: 132)
+    monkeypatch.setattr(launch, "processors", lambda device: 132)
     monkeypatch.setattr(launch, "WAITING", True)
     assert call(heads, 196).splits_at_once() == splits

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from linvit.kernels.support import PADDED, SHARED
+from linvit.kernels.support import DTYPES, PADDED, SHARED
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -137,7 +137,8 @@ def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options
     for name in ("FLOAT32", "CHUNKS", "WIDE_CHUNKS"):
         monkeypatch.setattr(launch, name, one_stage(getattr(launch, name)))
     compile_all(capability, dtype, width, width, **options)
-    row = SHARED[torch.float32 if capability < AMPERE else dtype][options.get("causal", False)]
+    rows = SHARED["causal" if options.get("causal") else "bidirectional"]
+    row = rows[torch.float32 if capability < AMPERE else dtype]
     assert max(compiled.values()) <= row[PADDED.index(width)], compiled
 
 
@@ -152,8 +153,29 @@ def test_one_stage_for_a_card_without_tensor_cores(compiled, monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "dtype", "width"),
     [(TURING, dtype, width) for dtype in (torch.float32, torch.float16) for width in (16, 32, 64)]
-    + [(GEFORCE, dtype, width) for dtype in SHARED for width in (64, 128)],
+    + [(GEFORCE, dtype, width) for dtype in DTYPES for width in (64, 128)],
 )
 def test_one_stage_takes_no_more_than_the_table_says(compiled, monkeypatch, capability, dtype, width, causal):
     compile_one_stage(compiled, monkeypatch, capability, dtype, width, causal=causal, masked=True)
     assert set(compiled) >= (CAUSAL if causal else BIDIRECTIONAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ample", [False, True])
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE, GEFORCE])
+@pytest.mark.parametrize("width", PADDED)
+def test_softmax_takes_no_more_than_the_table_says(compiled, monkeypatch, capability, width, ample):
+    from linvit.kernels import launch, softmax_launch
+
+    monkeypatch.setattr(softmax_launch, "_has_ample_memory", lambda device: ample)
+    for tokens in (49, 100, 256):
+        query, key, value = (torch.empty(1, tokens, 8, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+        tables = torch.empty(tokens, width // 2), torch.empty(tokens, width // 2)
+        visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, 8, tokens)
+        inputs = launch.Inputs(query, key, value, tables, visible, None, None)
+        with compiling(capability):
+            out, masses = softmax_launch.softmax_forward(inputs, True)
+            softmax_launch.softmax_backward(torch.empty_like(out), inputs, out, masses)
+    of_table = SHARED["softmax"][torch.bfloat16][PADDED.index(width)]
+    assert compiled["softmax_head"] <= of_table
+    assert compiled["softmax_head_backward"] <= (max(of_table, softmax_launch.AMPLE) if ample else of_table)

@@ -67,20 +67,22 @@ def test_moved_and_reformatted_definitions_keep_the_digests(folder):
     (folder / "tiles.py").write_text(tiles[:at])
     (folder / "more.py").write_text("# moved\n" + ast.unparse(ast.parse(tiles[at:])))
     assert not changed(folder, "launch.py", "def room(", "# other\n\n\ndef room(")
-    assert not changed(folder, "launch.py", "key and value of causal attention.", "key and value.")
+    assert not changed(folder, "launch.py", "of causal attention into three tensors.", "of causal attention.")
 
 
 def test_a_change_concerns_the_calls_that_use_it(folder):
-    bidirectional, causal = map(set, record.CALLS.values())
+    bidirectional, causal, softmax = map(set, record.CALLS.values())
     for name, old, new, calls in (
         ("launch.py", "\nFLOAT32 = {16: Setting(64", "\nFLOAT32 = {16: Setting(32", bidirectional | causal),
-        ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal),
+        ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal | softmax),
         ("state.py", "3.4028234663852886e38", "3e38", {"forward", "causal_forward"}),
         ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
         ("short.py", "shift = 0.0", "shift = 1.0", {"forward"}),
         ("formulas.py", "tl.minimum(x * LOG2E, 0.0, LOUD)", "x", bidirectional | causal),
-        ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal),
-        ("operator.py", "nothing = query.new_empty(0", "nothing = query.new_zeros(0", set()),
+        ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
+        ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
+        ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),
+        ("operator.py", "nothing = inputs.query.new_empty(0", "nothing = inputs.query.new_zeros(0", set()),
     ):
         shutil.copy(folder / name, folder / "kept")
         assert changed(folder, name, old, new) == calls, old
@@ -90,7 +92,8 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
 @pytest.mark.slow
 def test_every_kernel_counts(folder):
     files = [
-        folder / f"{name}.py" for name in ("causal", "formulas", "read", "short", "state", "state_backward", "tiles")
+        folder / f"{name}.py"
+        for name in ("causal", "formulas", "read", "short", "softmax", "state", "state_backward", "tiles")
     ]
     kernels = [
         node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")

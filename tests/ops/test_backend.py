@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from linvit.kernels import record, support
+from linvit.kernels import record, softmax_attention, support
 from linvit.ops import linear_attention, rotary_1d
-from linvit.ops.backend import kernel_for
+from linvit.ops.backend import kernel_for, softmax_kernel_for
 
 
 def draw(**options):
@@ -104,3 +104,35 @@ def test_what_a_card_cannot_run_is_said(monkeypatch, capability, limit, dtype, w
     refused(reason, query, key, value, causal=causal)
     with record.trusted(True):
         assert kernel_for("auto", query, key, value, causal=causal) is None
+
+
+@pytest.mark.skipif(support.find_spec("triton") is None, reason="Triton is not installed")
+def test_softmax_attention_has_a_kernel_for_few_keys_and_a_rotation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    properties = SimpleNamespace(shared_memory_per_block_optin=232448)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    def reason(tokens=49, width=64, dtype=torch.bfloat16, rotated=True, turned=None, heads=(2, 2, 2)):
+        with FakeTensorMode():
+            tensors = [torch.empty(1, each, tokens, width, dtype=dtype, device="cuda") for each in heads]
+            rotary = (torch.empty(turned or tokens, width // 2, device="cuda"),) * 2 if rotated else None
+        with record.trusted(True):
+            used = softmax_kernel_for(*tensors, rotary)
+        with record.trusted(False):
+            assert softmax_kernel_for(*tensors, rotary) is None
+        obstacle = support.softmax_obstacle(*tensors, rotary=rotary)
+        assert used is (softmax_attention if rotated and obstacle is None else None)
+        return obstacle
+
+    assert reason() is None
+    assert reason(rotated=False) is None
+    assert reason(256, 128, torch.float16) is None
+    assert "up to 256 keys" in reason(257)
+    assert "head widths up to 128" in reason(width=130)
+    assert "softmax attention in torch.float32 has no kernel" in reason(dtype=torch.float32)
+    assert "torch.float64" in reason(dtype=torch.float64)
+    assert "rotary tables of shape" in reason(turned=48)
+    assert "not empty" in reason(0)
+    assert "needs tensors (batch, heads" in reason(heads=(2, 1, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "capability is 7.5, and the kernels need 8.0 for softmax attention" in reason()
