@@ -115,9 +115,9 @@ def softmax_head_backward(
     """
     at = span(None, queries, HEADS)
     batch, head, begin, length = at
-    part = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
+    share = dq[0] + tl.program_id(1) * dq[1], dq[2], dq[3], dq[4], dq[5]
     q, k, v = head_of(query, batch, head, begin), head_of(key, batch, head, begin), head_of(value, batch, head, begin)
-    o, g, of_q = head_of(out, batch, head, begin), head_of(grad, batch, head, begin), head_of(part, batch, head, begin)
+    o, g, of_q = head_of(out, batch, head, begin), head_of(grad, batch, head, begin), head_of(share, batch, head, begin)
     of_k, of_v = head_of(dk, batch, head, begin), head_of(dv, batch, head, begin)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     OUT: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)

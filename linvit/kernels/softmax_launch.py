@@ -11,8 +11,9 @@ from linvit.kernels.launch import RESIDENT, Inputs, Setting, processors, room, s
 from linvit.kernels.softmax import softmax_head, softmax_head_backward
 from linvit.kernels.support import MOST_KEYS, PADDED, padded
 
-# Queries of a tile, by the keys of a program and the wider head width, both padded. Chosen as those in `launch`: no
-# registers spilled in a loop, fewest instructions. Where a width is missing, programs share the keys of a head.
+# Queries of a tile, by the keys of a program and the wider head width, both padded. Chosen as those in `launch`: fewest
+# instructions, and without a mask no registers spilled in a loop forward, next to none backward. Where a width is
+# missing, programs share the keys of a head.
 FORWARD = {keys: dict.fromkeys(PADDED, Setting(64, 4, 1)) for keys in (64, 128, 256)}
 FORWARD[256][128] = Setting(128, 8, 1)
 BACKWARD = {

@@ -37,7 +37,7 @@ SHARED = {
         torch.float16: (49152, 65536, 81920, 180224),
         torch.bfloat16: (23040, 40960, 73728, 108544),
     },
-    "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (43008, 53248, 73728, 163840)),
+    "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (47104, 61440, 73728, 163840)),
 }
 
 

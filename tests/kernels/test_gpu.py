@@ -9,7 +9,8 @@ import pytest
 import torch
 from kernel_judge import judge
 
-from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
+from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients, plain_softmax
+from linvit.kernels import softmax_attention
 from linvit.ops import linear_attention, rotary_1d, rotary_2d
 
 pytestmark = [
@@ -74,3 +75,30 @@ def test_in_a_cuda_graph(options):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "width"), [(49, 64), (196, 64), (256, 128), (126, 16), (20, 32)])
+def test_softmax_attention(tokens, width, dtype, masked):
+    mask = torch.rand(2, tokens, device="cuda") > 0.4 if masked else None
+    options = {"rotary": rotary_1d(tokens, width, device="cuda"), "key_mask": mask}
+    if dtype == torch.float16:
+        judge(draw(tokens, width), dtype, kernel=softmax_attention, twin=plain_softmax, **options)
+        return
+    for row in deviations_in_bfloat16(draw(tokens, width), softmax_attention, plain_softmax, **options):
+        assert row.error <= row.allowed, row
+
+
+def test_softmax_attention_in_a_cuda_graph_gives_the_same_bits():
+    tensors, rotary = [x.bfloat16() for x in draw(196, 64)], rotary_1d(196, 64, device="cuda")
+    grad = torch.randn_like(tensors[2])
+    expected = output_and_gradients(softmax_attention, tensors, grad, torch.bfloat16, rotary=rotary)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = output_and_gradients(softmax_attention, tensors, grad, torch.bfloat16, rotary=rotary)
+    graph.replay()
+    torch.cuda.synchronize()
+    for actual, same in zip(results, expected, strict=True):
+        assert torch.equal(actual, same)
