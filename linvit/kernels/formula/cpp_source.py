@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from linvit.kernels.formula.device import lowered
 from linvit.kernels.formula.trace import Formula
-from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, TILE, Value, in_order, named, rebuilt
+from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, TILE, Value, in_order, named, replaced
 
 FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd")
 WIDEST = 1024
@@ -64,8 +64,8 @@ inline float log_of(float x) {
 """
 
 
-def cpp_source(formula: Formula) -> str:
-    """A header with a struct `formula_DIGEST` of static functions.
+def cpp_source(*formulas: Formula) -> str:
+    """A header with a struct `formula_DIGEST` of static functions for each formula.
 
     Of a feature map, of one token; y may be x, and dx may be dy; `parameters` are rows of channels or single numbers:
 
@@ -78,8 +78,9 @@ def cpp_source(formula: Formula) -> str:
         forward(num, den, mass, scale, eps, parameters)
         backward(dgain, dlevel, num, den, mass, scale, eps, parameters, sums)
     """
-    functions = _map_functions(formula) if formula.is_map else _normalizer_functions(formula)
-    return f"{HEADER}struct formula_{formula.digest} {{\n{functions}}};\n\n}}  // namespace linvit_formula\n"
+    functions = {x.digest: _map_functions(x) if x.is_map else _normalizer_functions(x) for x in formulas}
+    structs = "".join(f"struct formula_{digest} {{\n{text}}};\n\n" for digest, text in functions.items())
+    return f"{HEADER}{structs}}}  // namespace linvit_formula\n"
 
 
 def _map_functions(formula: Formula) -> str:
@@ -87,7 +88,7 @@ def _map_functions(formula: Formula) -> str:
     text = f"  static constexpr bool elementwise = {_number(formula.factor is not None)};\n"
     if formula.factor is not None:
         y = named("y", TILE)
-        by_value = rebuilt([formula.factor], lambda x, new: y if x == formula.outputs[0] else _with(x, new))[0]
+        by_value = replaced(formula.factor, formula.outputs[0], y)
         from_value = named("x", TILE) not in in_order([by_value])
         text += f"  static constexpr bool slope_from_value = {_number(from_value)};\n"
         text += _number_function("float value(float x)", [formula.outputs[0]])
@@ -99,12 +100,6 @@ def _map_functions(formula: Formula) -> str:
     text += _loops([("y", formula.outputs[0], True)], [])
     text += f"  static void backward(const float* x, const float* dy, float* dx, {parameters}, float* const* sums) {{\n"
     return text + _loops([("dx", formula.gradients[0], True)], sums)
-
-
-def _with(value: Value, operands: tuple[Value, ...]) -> Value:
-    from linvit.kernels.formula.values import make
-
-    return make(value.op, *operands) if operands else value
 
 
 def _normalizer_functions(formula: Formula) -> str:
@@ -199,31 +194,29 @@ def _bodies(
     values: Sequence[Value], order: Sequence[Value], stage: dict[Value, int], last: int, names: dict[Value, str]
 ) -> tuple[list[list[str]], list[Value]]:
     """The statements of each loop, and the values that a later loop reads again."""
+    first: dict[Value, int] = {}  # the loop that computes it
     kept: dict[Value, None] = {}
     bodies = []
     for index in range(last + 1):
         needed: dict[Value, None] = {}
-        roots = [x.operands[0] for x in order if x.op in REDUCTIONS and stage[x] == index + 1]
-        pending = roots + (list(values) if index == last else [])
+        pending = [x.operands[0] for x in order if x.op in REDUCTIONS and stage[x] == index + 1]
+        pending += values if index == last else []
         while pending:
             value = pending.pop()
-            if not value.operands or not value.axes & CHANNEL or value in needed:
-                continue
-            needed[value] = None
-            if stage[value] < index and value.op in COSTLY:
-                kept[value] = None
-            else:
-                pending.extend(value.operands)
+            if value.operands and value.axes & CHANNEL and value not in needed:
+                needed[value] = None
+                if first.setdefault(value, index) < index and value.op in COSTLY:
+                    kept[value] = None
+                else:
+                    pending.extend(value.operands)
         bodies.append([x for x in order if x in needed])
-    texts = []
+    texts: list[list[str]] = []
     for index, body in enumerate(bodies):
-        lines = []
+        texts.append([])
         for value in body:
-            if value in kept and stage[value] < index:
-                lines.append(f"const float {names[value]} = {names[value]}s[c];")
-                continue
-            lines.append(_statement(value, names))
-            if value in kept:
-                lines.append(f"{names[value]}s[c] = {names[value]};")
-        texts.append(lines)
+            if value in kept and first[value] < index:
+                texts[-1].append(f"const float {names[value]} = {names[value]}s[c];")
+            else:
+                texts[-1].append(_statement(value, names))
+                texts[-1] += [f"{names[value]}s[c] = {names[value]};"] if value in kept else []
     return texts, list(kept)

@@ -40,7 +40,11 @@ def _range(value: Value, of: list[Range]) -> Range:
         return -of[0][1], -of[0][0]
     if op == "where":
         condition = operands[0]
-        if condition.op in ("lt", "le") and condition.operands[1] == operands[1] and condition.operands[0].op == "constant":
+        if (
+            condition.op in ("lt", "le")
+            and condition.operands[1] == operands[1]
+            and condition.operands[0].op == "constant"
+        ):
             of[1] = max(of[1][0], condition.operands[0].data), of[1][1]
         return min(of[1][0], of[2][0]), max(of[1][1], of[2][1])
     if (op == "sum" and of[0][0] >= 0) or (op == "pow" and of[0][0] >= 0):
@@ -104,11 +108,19 @@ def lowered(outputs: Iterable[Value]) -> list[Value]:
         if value.op == "log1p":
             return _log1p(operands[0])
         if value.op == "min" and value.operands[1] == constant(1) and value.operands[0].op == "add":
-            for total, power in (operands[0].operands, operands[0].operands[::-1]):  # the derivative of elu, from elu + 1
-                if power.op == "exp" and power.operands[0].op == "min" and total == make("max", power.operands[0].operands[0], 0.0):
+            for total, power in (
+                operands[0].operands,
+                operands[0].operands[::-1],
+            ):  # the derivative of elu, from elu + 1
+                if (
+                    power.op == "exp"
+                    and power.operands[0].op == "min"
+                    and total == make("max", power.operands[0].operands[0], 0.0)
+                ):
                     return power
         if value.op == "pow":
-            return _pow(*operands, *(known[operand][0] for operand in value.operands))
+            (least, _), (least_exponent, _) = (known[operand] for operand in value.operands)
+            return _pow(operands[0], operands[1], least, least_exponent)
         return make(value.op, *operands) if operands else value
 
     return rebuilt(outputs, rule)

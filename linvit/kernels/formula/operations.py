@@ -25,7 +25,9 @@ def _div(a: Given, b: Given, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return quotient
     down = make("floor", quotient)
-    return down if rounding_mode == "floor" else make("where", make("lt", quotient, 0.0), -make("floor", -quotient), down)
+    return (
+        down if rounding_mode == "floor" else make("where", make("lt", quotient, 0.0), -make("floor", -quotient), down)
+    )
 
 
 def _clamp(x: Value, min: Given | None = None, max: Given | None = None) -> Value:
@@ -126,7 +128,19 @@ def variance(x: Tensor, dim: Any = None, correction: float | None = None, keepdi
 
 REDUCING = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 SAME = ("clone", "detach", "alias", "_to_copy", "lift_fresh", "positive", "convert_element_type")
-VIEWS = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "permute", "t", "slice", "broadcast_in_dim")
+VIEWS = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "transpose",
+    "permute",
+    "t",
+    "slice",
+    "broadcast_in_dim",
+)
 FILLS: dict[str, Callable[..., float]] = {
     "full": lambda size, number, **_: number,
     "full_like": lambda x, number, **_: number,

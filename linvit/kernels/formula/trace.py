@@ -44,7 +44,7 @@ DTYPES = (torch.float32, torch.float64, torch.bool)
 Axes = tuple[str | None, ...]
 
 
-class Untraceable(ValueError):
+class Untraceable(ValueError):  # noqa: N818
     """A function that cannot become device code; the sentence says which operation, and where."""
 
 
@@ -56,7 +56,7 @@ class Slot:
 
 
 class Known(NamedTuple):
-    """A tensor of a trace: its value and the name of each of its axes, if it has one; or its slot. Constants have both."""
+    """A tensor of a trace: its value, with names of its axes, or its slot. Constants, scale and eps have both."""
 
     tensor: Tensor
     value: Value | None
@@ -79,6 +79,7 @@ class Outside:
         self.late: set[int] = set()
 
     def hold(self, tensor: Tensor) -> int:
+        """A new slot for a tensor that is not computed."""
         slot = len(self.held) + len(self.steps)
         self.held[slot] = tensor
         return slot
@@ -146,11 +147,9 @@ class Recorder(TorchDispatchMode):
 
     def usual_axes(self, shape: Sequence[int]) -> Axes:
         """The names of the axes of a tensor that broadcasts to (batch, heads, tokens, width)."""
-        if len(shape) != 4:
-            return (None,) * len(shape)
-        return tuple(
-            name if size == whole > 1 else None for name, size, whole in zip(AXES, shape, self.sizes, strict=True)
-        )
+        last = zip(AXES[-len(shape) :], self.sizes[-len(shape) :], shape, strict=False)
+        names = [name if size == whole > 1 else None for name, whole, size in last]
+        return tuple(names) if len(names) == len(shape) else (None,) * len(shape)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -182,8 +181,8 @@ class Recorder(TorchDispatchMode):
         if name.startswith("lift_fresh") and id(args[0]) not in self.known and args[0].dim() == 0:
             return self.note(func(*args), constant(args[0].item()), ())
         tensors = [self.knowledge(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        constants = tensors and all(x.value is not None and x.slot is not None for x in tensors) and name in POINTWISE
-        if not constants and all(x.slot is not None for x in tensors):
+        both = bool(tensors) and all(x.value is not None for x in tensors) and name in POINTWISE
+        if not both and all(x.slot is not None for x in tensors):
             return self.outside_step(func, name, args, kwargs)
         if any(x.slot in self.outside.late for x in tensors):
             raise Untraceable(f"{self.place(name)} mixes tokens")
@@ -210,9 +209,7 @@ class Recorder(TorchDispatchMode):
             if name == "expand":
                 return self.note(out, *self.entered(name, self.knowledge(args[0]), self.usual_axes(out.shape)))
             raise Untraceable(f"{self.place(name)} makes a tensor that differs from token to token")
-        args, kwargs = tree_map(
-            lambda x: Slot(self.knowledge(x).slot) if isinstance(x, Tensor) else x, (args, kwargs)
-        )
+        args, kwargs = tree_map(self.in_step, (args, kwargs))
         slot = self.outside.add(func, args, kwargs)
         for index, result in enumerate(results):
             if isinstance(result, Tensor):
@@ -220,21 +217,26 @@ class Recorder(TorchDispatchMode):
                 self.known[id(result)] = Known(result, None, (None,) * result.dim(), place)
         return out
 
+    def in_step(self, x: Any) -> Any:
+        """The argument of a step outside: a slot in the place of a tensor."""
+        slot = self.knowledge(x).slot if isinstance(x, Tensor) else None
+        return x if slot is None else Slot(slot)
+
     def entered(self, name: str, known: Known, axes: Axes) -> tuple[Value, Axes]:
         """The value of an operand, and the axes of the result with those that it brings."""
         if known.value is not None:
             return known.value, axes
         names, sizes = list(axes), {"heads": 1, "width": 1}
-        usual = AXES if len(axes) == 4 else axes
+        usual = AXES[-len(axes) :] if len(axes) <= len(AXES) else axes
         for place, size in enumerate(known.tensor.shape, len(axes) - known.tensor.dim()):
             if size > 1:
-                names[place] = names[place] or usual[place]
-                if names[place] not in sizes or (names[place] == "heads" and sizes["width"] > 1):
+                axis = names[place] or usual[place]
+                if axis not in ("heads", "width") or (axis == "heads" and sizes["width"] > 1):
                     raise Untraceable(
                         f"{self.place(name)} combines its argument with a tensor of shape "
                         f"{tuple(known.tensor.shape)}, which is none for heads and width"
                     )
-                sizes[names[place]] = size
+                names[place], sizes[axis] = axis, size
         assert known.slot is not None
         return self.parameter(known.slot, (sizes["heads"], sizes["width"])), tuple(names)
 
@@ -266,8 +268,11 @@ class Recorder(TorchDispatchMode):
             values[id(known.tensor)], names = self.entered(name, known, names)
         if len(set(filter(None, names))) < len(list(filter(None, names))):
             raise Untraceable(f"{self.place(name)} combines every number of an axis with every other")
+        slot = None
+        if all(known.slot is not None for known in operands) and not self.is_wide(out.shape):
+            slot = self.outside.add(func, *tree_map(self.in_step, (args, kwargs)))
         args, kwargs = tree_map(lambda x: values[id(x)] if isinstance(x, Tensor) else x, (args, kwargs))
-        return self.note(out, POINTWISE[name](*args, **kwargs), names)
+        return self.note(out, POINTWISE[name](*args, **kwargs), names, slot)
 
     def reduction(self, func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
         given = dict(zip((x.name for x in func._schema.arguments), args, strict=False)) | kwargs
@@ -306,7 +311,8 @@ class Recorder(TorchDispatchMode):
             raise Untraceable(f"{self.place('sum')} is over tokens whose axis was moved")
         slot = self.outside.hold(known.tensor)
         self.outside.late.add(slot)
-        self.sums.append((slot, number_of(known.value), known.axes[3] is not None))
+        value = number_of(known.value)
+        self.sums.append((slot, value, known.axes[3] is not None or bool(value.axes & CHANNEL)))
         out = func(*args, **kwargs)
         self.known[id(out)] = Known(
             out, None, (None,) * out.dim(), self.outside.add(func, (Slot(slot), *args[1:]), kwargs)
@@ -324,7 +330,7 @@ class Recorder(TorchDispatchMode):
         moved = func(probe, *args[1:], **kwargs)
         by_place = dict(zip(zip(probe.shape, probe.stride(), strict=True), known.axes, strict=True))
         axes = []
-        for size, stride, usual in zip(moved.shape, moved.stride(), self.usual_axes(moved.shape) , strict=True):
+        for size, stride, usual in zip(moved.shape, moved.stride(), self.usual_axes(moved.shape), strict=True):
             if size > 1 and stride and (size, stride) not in by_place:
                 raise Untraceable(f"{self.place(name)} cuts or joins axes")
             axes.append(None if size == 1 else usual if stride == 0 else by_place[size, stride])
@@ -364,15 +370,14 @@ class Formula:
     outside: Outside
     parameter_slots: tuple[tuple[int, tuple[int, int]], ...]
     sum_slots: tuple[int, ...]
-    held: tuple[int, ...]
-    held_gradients: tuple[int | None, ...]
+    gradient_slots: dict[int, int | None]
 
     @property
     def signature(self) -> str:
         """Equal for the same formula."""
         values = [x.key for x in (*self.outputs, *self.gradients, *(x for x, _ in self.sums))]
         steps = [f"{slot} {step!r}" for slot, step in self.outside.steps.items()]
-        rest = self.parameter_slots, self.sum_slots, self.held, self.held_gradients
+        rest = self.parameter_slots, self.sum_slots, self.gradient_slots, list(self.outside.held)
         return "\n".join([*values, *steps, repr(rest)])
 
     @cached_property
@@ -406,21 +411,25 @@ class Formula:
         return level == gain * num and num not in in_order([gain])
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that the function holds and that have gradients."""
-        return tuple(self.outside.held[slot] for slot in self.held)
+    def tensors(self) -> list[Tensor]:
+        """Scale and eps of a normalizer, and the tensors that the function holds; in the methods below, others of their
+        shapes stand for them."""
+        return list(self.outside.held.values())
 
-    def parameter_tensors(self) -> list[Tensor]:
+    def parameter_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The parameters, (heads or 1, width or 1) each."""
         slots = [slot for slot, _ in self.parameter_slots]
-        computed = self.outside.compute(slots, {})
-        return [x.detach().reshape(sizes) for x, (_, sizes) in zip(computed, self.parameter_slots, strict=True)]
+        with torch.no_grad():
+            computed = self.outside.compute(slots, dict(zip(self.outside.held, tensors, strict=True)))
+        return [x.reshape(sizes) for x, (_, sizes) in zip(computed, self.parameter_slots, strict=True)]
 
-    def gradients_of_tensors(self, sums: Sequence[Tensor]) -> list[Tensor | None]:
-        """Gradients of `tensors` from the sums over tokens, (batch, heads, 1, width or 1) each."""
-        slots = [slot for slot in self.held_gradients if slot is not None]
-        computed = iter(self.outside.compute(slots, dict(zip(self.sum_slots, sums, strict=True))))
-        return [None if slot is None else next(computed) for slot in self.held_gradients]
+    def tensor_gradients(self, tensors: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients of tensors that have one, from the sums over tokens, (batch, heads, 1, width or 1) each."""
+        given = {**dict(zip(self.outside.held, tensors, strict=True)), **dict(zip(self.sum_slots, sums, strict=True))}
+        slots = [self.gradient_slots.get(slot) for slot in self.outside.held]
+        with torch.no_grad():
+            computed = iter(self.outside.compute([slot for slot in slots if slot is not None], given))
+        return [None if slot is None else next(computed) for slot in slots]
 
 
 class Argument(NamedTuple):
@@ -453,7 +462,8 @@ def _run(
 
     def tensor(name: str, shape: Sequence[int], axes: int) -> Tensor:
         numbers = torch.rand(shape, generator=random, device=device, dtype=torch.float32)
-        return recorder.note(numbers, named(name, axes), recorder.usual_axes(shape))
+        slot = None if shape else recorder.outside.hold(numbers)
+        return recorder.note(numbers, named(name, axes), recorder.usual_axes(shape), slot)
 
     arguments = [tensor(*argument[:3]) for argument in given]
     wanted = [x.requires_grad_() for x, argument in zip(arguments, given, strict=True) if argument.differentiated]
@@ -477,22 +487,25 @@ def _run(
         raise Untraceable(f"it fails for a tensor of shape {tuple(arguments[0].shape)}: {reason}") from error
 
     def value(x: Tensor | None) -> Value:
-        known = None if x is None else recorder.knowledge(x)
-        return constant(0) if known is None else recorder.entered("the result", known, recorder.usual_axes(x.shape))[0]
+        if x is None:
+            return constant(0)
+        return recorder.entered("the result", recorder.knowledge(x), recorder.usual_axes(x.shape))[0]
 
     slots = [None if x is None else recorder.knowledge(x).slot for x in gradients[len(wanted) :]]
+    outputs, of_inputs = tuple(map(value, results)), tuple(map(value, gradients[: len(wanted)]))
+    for slot, _, _ in recorder.sums:
+        del recorder.outside.held[slot]
     return Formula(
         names=tuple(argument.name for argument in given),
         results=tuple(names),
-        outputs=tuple(map(value, results)),
-        gradients=tuple(map(value, gradients[: len(wanted)])),
+        outputs=outputs,
+        gradients=of_inputs,
         sums=tuple((x, varies) for _, x, varies in recorder.sums),
         parameters=tuple(recorder.parameters.values()),
         outside=recorder.outside,
         parameter_slots=tuple(recorder.parameters),
         sum_slots=tuple(slot for slot, _, _ in recorder.sums),
-        held=tuple(held),
-        held_gradients=tuple(slots),
+        gradient_slots=dict(zip(held, slots, strict=True)),
     )
 
 
@@ -516,11 +529,15 @@ def _traced(
         for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width)):
             formulas.append(_run(function, names, arguments(sizes), sizes, device))
     if formulas[0].signature != formulas[1].signature:
-        raise Untraceable("it computes something else for other tensors: it depends on their numbers or on how many they are")
+        raise Untraceable(
+            "it computes something else for other tensors: it depends on their numbers or on how many they are"
+        )
     return formulas[0]
 
 
-def trace_map(function: Callable[[Tensor], Tensor], heads: int, width: int, device: torch.device | str = "cpu") -> Formula:
+def trace_map(
+    function: Callable[[Tensor], Tensor], heads: int, width: int, device: torch.device | str = "cpu"
+) -> Formula:
     """A feature map of tensors (batch, heads, tokens, width), float32; its result is `y`, from `x`.
 
     Args:

@@ -9,7 +9,7 @@ from linvit.kernels.formula.device import lowered
 from linvit.kernels.formula.trace import Formula
 from linvit.kernels.formula.values import CHANNEL, OPERATIONS, TILE, TOKEN, Value, in_order
 
-HEADER = '''import triton
+HEADER = """import triton
 import triton.language as tl
 
 from linvit.kernels.formulas import LOG2E, LOUD, power_of_two
@@ -35,7 +35,7 @@ def row_max(x, WIDTH: tl.constexpr):
 @triton.jit
 def row_min(x, WIDTH: tl.constexpr):
     return tl.min(existing(x, float("inf"), WIDTH), 1)
-'''
+"""
 
 
 def triton_source(formula: Formula) -> str:

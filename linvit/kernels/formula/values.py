@@ -136,7 +136,9 @@ def make(op: str, *given: "Value | float") -> Value:
         operands = tuple(sorted(operands, key=lambda x: (x.op == "constant", x.key)))
     if all(x.op == "constant" for x in operands) and op not in REDUCTIONS:
         with torch.no_grad():
-            numbers = [torch.tensor(x.data, dtype=None if isinstance(x.data, bool) else torch.float64) for x in operands]
+            numbers = [
+                torch.tensor(x.data, dtype=None if isinstance(x.data, bool) else torch.float64) for x in operands
+            ]
             result = OPERATIONS[op].torch(*numbers).item()
         return constant(result)
     simpler = _RULES[op](*operands) if op in _RULES else None
@@ -260,6 +262,15 @@ def rebuilt(outputs: Iterable[Value], rule: Callable[[Value, tuple[Value, ...]],
     for value in in_order(outputs):
         new[value] = rule(value, tuple(new[operand] for operand in value.operands))
     return [new[output] for output in outputs]
+
+
+def replaced(value: Value, old: Value, new: Value) -> Value:
+    """The value with another one in place of one that it is computed from."""
+
+    def rule(x: Value, operands: tuple[Value, ...]) -> Value:
+        return new if x == old else make(x.op, *operands) if operands else x
+
+    return rebuilt([value], rule)[0]
 
 
 def evaluate(outputs: Iterable[Value], given: Mapping[str, Tensor]) -> list[Tensor]:
