@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from linvit.kernels.formula.trace import trace_map, trace_normalizer
 from linvit.ops.feature_map import FEATURE_MAPS
 from linvit.ops.normalizer import NORMALIZERS
 
@@ -13,10 +14,11 @@ BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 17
 
 
 class Example(NamedTuple):
-    """A function and the shapes of its learned tensors."""
+    """A function, the shapes of its learned tensors, and the largest exponent of e: its rounding error is the result's."""
 
     function: object
     learned: dict = {}
+    exponent: float = 1
 
     def tensors(self):
         generator = torch.Generator().manual_seed(1)
@@ -77,7 +79,7 @@ LEARNED = {
     "temperature": Example(lambda x, t: (x / F.softplus(t)).exp(), {"t": ()}),
     "by head": Example(lambda x, t: F.elu(x * t) + 1, {"t": (HEADS, 1, 1)}),
     "by channel": Example(lambda x, t: F.relu(x + t), {"t": (WIDTH,)}),
-    "power": Example(lambda x, p: F.relu(x) ** (1 + 3 * p.sigmoid()), {"p": (1, HEADS, 1, WIDTH)}),
+    "power": Example(lambda x, p: F.relu(x) ** (1 + 3 * p.sigmoid()), {"p": (1, HEADS, 1, WIDTH)}, 8),  # 3,614 is e^8.2
     "unflattened": Example(
         lambda x, t: F.softplus(x * t.unflatten(-1, (HEADS, -1)).transpose(1, 2)), {"t": (1, 1, HEADS * WIDTH)}
     ),
@@ -122,6 +124,27 @@ def rows(dtype=torch.float64):
 SCALE, EPS = 0.25, 1e-6
 
 
+def traced(name, rule=False):
+    """The formula of an example, the example, and the learned tensors that the function holds."""
+    example = (RULES if rule else MAPS)[name]
+    learned = {key: x.requires_grad_() for key, x in example.tensors().items()}
+    function = example.holding(learned)
+    return trace_normalizer(function, HEADS) if rule else trace_map(function, HEADS, WIDTH), example, learned
+
+
+def held(formula, rule, dtype):
+    """The tensors of the formula; scale and eps of a normalizer are the first."""
+    tensors = [x.detach().to(dtype) for x in formula.tensors]
+    return [torch.tensor(x, dtype=dtype) for x in (SCALE, EPS)] + tensors[2:] if rule else tensors
+
+
+def gradients(formula, learned, sums, tensors):
+    """Of the learned tensors."""
+    of_tensors = formula.tensor_gradients(tensors, sums)
+    by_name = {key: of_tensors[i] for i, x in enumerate(formula.tensors) for key in learned if learned[key] is x}
+    return [torch.zeros_like(learned[key]) if by_name[key] is None else by_name[key] for key in learned]
+
+
 def by_torch(example, dtype, rule=False):
     """Results, gradients of x (or num and den) and of the learned tensors, by torch in a dtype; None for no gradient."""
     tensors = {name: x.to(dtype).requires_grad_() for name, x in example.tensors().items()}
@@ -137,5 +160,16 @@ def by_torch(example, dtype, rule=False):
     chosen = [(x, dx) for x, dx in zip(results, d, strict=True) if x.requires_grad]
     sources, d = zip(*chosen, strict=True)
     grads = torch.autograd.grad(sources, [*wanted, *tensors.values()], d, allow_unused=True)
-    grads = [torch.zeros_like(x) if dx is None else dx for x, dx in zip([*wanted, *tensors.values()], grads, strict=True)]
+    grads = [
+        torch.zeros_like(x) if dx is None else dx for x, dx in zip([*wanted, *tensors.values()], grads, strict=True)
+    ]
     return [x.detach() for x in results] + grads
+
+
+def assert_as_good_as_torch(actual, example, rule=False):
+    """Errors are at most twice those of torch in float32, or four roundings of the largest number or its exponent."""
+    exact, twin = by_torch(example, torch.float64, rule), by_torch(example, torch.float32, rule)
+    for x, y, z in zip(actual, twin, exact, strict=True):
+        rounding = torch.finfo(torch.float32).eps * z.abs().max().item() * example.exponent
+        allowed, error = max(2 * (y - z).abs().max().item(), 4 * rounding), (x - z).abs().max().item()
+        assert error <= allowed, f"{error:.1e}, allowed {allowed:.1e}"

@@ -5,36 +5,26 @@ import subprocess
 
 import pytest
 import torch
-from formula_examples import EPS, HEADS, MAPS, RULES, SCALE, WIDTH, by_torch, inputs, rows
+from formula_examples import (
+    EPS,
+    HEADS,
+    MAPS,
+    RULES,
+    SCALE,
+    WIDTH,
+    assert_as_good_as_torch,
+    by_torch,
+    gradients,
+    held,
+    inputs,
+    rows,
+    traced,
+)
 
 from linvit.kernels.formula.cpp_source import FLAGS, cpp_source
-from linvit.kernels.formula.trace import trace_map, trace_normalizer
 from linvit.kernels.formula.values import evaluate
 
 EXAMPLES = [(name, False) for name in MAPS] + [(name, True) for name in RULES]
-
-
-def traced(name, rule):
-    """The formula, its example, and the learned tensors that it holds."""
-    example = (RULES if rule else MAPS)[name]
-    tensors = example.tensors()
-    learned = {key: x.requires_grad_() for key, x in tensors.items()}
-    function = example.holding(learned)
-    formula = trace_normalizer(function, HEADS) if rule else trace_map(function, HEADS, WIDTH)
-    return formula, example, learned
-
-
-def held(formula, rule, dtype):
-    """The tensors of the formula; scale and eps of a normalizer are the first."""
-    tensors = [x.detach().to(dtype) for x in formula.tensors]
-    return [torch.tensor(x, dtype=dtype) for x in (SCALE, EPS)] + tensors[2:] if rule else tensors
-
-
-def gradients(formula, learned, sums, tensors):
-    """Of the learned tensors."""
-    of_tensors = formula.tensor_gradients(tensors, sums)
-    by_name = {key: of_tensors[i] for i, x in enumerate(formula.tensors) for key in learned if learned[key] is x}
-    return [torch.zeros_like(learned[key]) if by_name[key] is None else by_name[key] for key in learned]
 
 
 def by_values(formula, learned, rule):
@@ -51,7 +41,9 @@ def by_values(formula, learned, rule):
         given["x"] = like
     given = {"x": like, **given}
     values = [*formula.outputs, *formula.gradients, *(value for value, _ in formula.sums)]
-    computed = [x.expand(like.shape) if x.shape[-1:] != (1,) else x.expand(*like.shape[:-1], 1) for x in evaluate(values, given)]
+    computed = [
+        x.expand(like.shape) if x.shape[-1:] != (1,) else x.expand(*like.shape[:-1], 1) for x in evaluate(values, given)
+    ]
     count = len(formula.outputs) + len(formula.gradients)
     sums = [
         (x.expand(like.shape) if varies else x).sum(2, keepdim=True)
@@ -143,14 +135,6 @@ def by_cpp(library, formula, learned, rule):
                 places = [ctypes.c_void_p(x[b, h].data_ptr()) for x in (*given, *outs)]
                 call(*places, ctypes.c_int64(tokens), ctypes.c_int64(width), *rest)
     return outs + gradients(formula, learned, sums, tensors)
-
-
-def assert_as_good_as_torch(actual, example, rule):
-    """Errors are at most twice those of torch in float32, or four roundings of the largest number."""
-    exact, twin = by_torch(example, torch.float64, rule), by_torch(example, torch.float32, rule)
-    for x, y, z in zip(actual, twin, exact, strict=True):
-        allowed = max(2 * (y - z).abs().max().item(), 4 * torch.finfo(torch.float32).eps * z.abs().max().item())
-        assert (x - z).abs().max().item() <= allowed, f"{(x - z).abs().max().item():.1e}, allowed {allowed:.1e}"
 
 
 @pytest.mark.parametrize(("name", "rule"), EXAMPLES)

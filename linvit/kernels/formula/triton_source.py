@@ -2,7 +2,7 @@
 
 import linecache
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linvit.kernels.formula.device import lowered
@@ -111,10 +111,12 @@ def _number(number: float | bool) -> str:
     return repr(number) if isinstance(number, bool) or math.isfinite(number) else f'float("{number}")'
 
 
-def triton_functions(source: str, digest: str) -> dict[str, Any]:
-    """The functions of a source, for Triton, which reads their text where Python's tracebacks do."""
-    name = f"<linvit formula {digest}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    module: dict[str, Any] = {"__name__": f"linvit_formula_{digest}"}
-    exec(compile(source, name, "exec"), module)
-    return {key: module[key] for key in ("forward", "backward") if key in module}
+def triton_functions(
+    source: str, digest: str, names: Sequence[str] = ("forward", "backward"), given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Functions of a source, which may use those given, for Triton, which reads their text where tracebacks do."""
+    place = f"<linvit formula {digest}>"
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    module: dict[str, Any] = {"__name__": f"linvit_formula_{digest}", **(given or {})}
+    exec(compile(source, place, "exec"), module)
+    return {name: module[name] for name in names if name in module}
