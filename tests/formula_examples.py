@@ -1,6 +1,7 @@
 """Functions that are traced: feature maps and normalizers, with their learned tensors, and what torch says of them."""
 
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 17
 
 
 class Example(NamedTuple):
-    """A function, the shapes of its learned tensors, and the largest exponent of e: its rounding error is the result's."""
+    """A function, shapes of its learned tensors, and its largest exponent of e, whose error is the result's."""
 
     function: object
-    learned: dict = {}
+    learned: dict = MappingProxyType({})
     exponent: float = 1
 
     def tensors(self):
@@ -29,7 +30,7 @@ class Example(NamedTuple):
 
 
 def directions(x, temperature, offset):
-    """Norm × direction: each channel's share of the norm to a power that grows with the norm (as NaLaFormer's queries)."""
+    """Each channel's share of the norm, to a power that grows with the norm (as NaLaFormer's queries)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     power = 3 * (0.5 + torch.tanh(norm * temperature))
     return (F.relu(x) / (norm + 1e-6)) ** power + offset.sigmoid()
@@ -84,7 +85,7 @@ LEARNED = {
         lambda x, t: F.softplus(x * t.unflatten(-1, (HEADS, -1)).transpose(1, 2)), {"t": (1, 1, HEADS * WIDTH)}
     ),
     "directions": Example(directions, {"temperature": (HEADS, 1, 1), "offset": (WIDTH,)}),
-    "two uses": Example(lambda x, t: (x * t).exp() + t.exp(), {"t": (WIDTH,)}),
+    "two uses": Example(lambda x, t: (x * t).exp() + t.exp(), {"t": (WIDTH,)}, 16),  # x t is up to 15.6
     "outer": Example(lambda x, t: x + x.sum(-1, keepdim=True) * t, {"t": (HEADS, 1, WIDTH)}),
     "rms norm": Example(lambda x, t: F.rms_norm(x, x.shape[-1:], t, 2**-20), {"t": (WIDTH,)}),
 }
@@ -146,7 +147,7 @@ def gradients(formula, learned, sums, tensors):
 
 
 def by_torch(example, dtype, rule=False):
-    """Results, gradients of x (or num and den) and of the learned tensors, by torch in a dtype; None for no gradient."""
+    """Results, gradients of x (or num and den) and of the learned tensors, by torch in a dtype."""
     tensors = {name: x.to(dtype).requires_grad_() for name, x in example.tensors().items()}
     function = example.holding(tensors)
     if rule:

@@ -113,16 +113,17 @@ class Recorder(TorchDispatchMode):
     Attributes:
         sizes: of AXES.
         derivative: whether the operations are those of the derivative.
+        call: the function of torch that the user has called.
         parameters: values of tensors that enter the device code, by slot and sizes (heads or 1, width or 1).
         sums: slots and values of what the derivative sums over tokens, and whether it differs between channels.
     """
 
     def __init__(self, sizes: tuple[int, int, int, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes = sizes
         self.known: dict[int, Known] = {}
         self.outside = Outside()
-        self.derivative = False
+        self.derivative, self.call = False, ""
         self.parameters: dict[tuple[int, tuple[int, int]], Value] = {}
         self.sums: list[tuple[int, Value, bool]] = []
 
@@ -192,9 +193,11 @@ class Recorder(TorchDispatchMode):
             return self.reduction(func, name, args, kwargs)
         if name in SAME or name in VIEWS:
             return self.view(func, name, args, kwargs)
+        call, self.call = self.call, self.call or name  # rather than the name of a part
         with self:
             decomposed = variance if name == "var" else decomposition_table.get(func, func.decompose)
             out = decomposed(*args, **kwargs)
+        self.call = call
         if out is NotImplemented:
             raise Untraceable(
                 f"{self.place(name)} is no pointwise operation and no reduction over the channels of a head that the "
@@ -343,9 +346,10 @@ class Recorder(TorchDispatchMode):
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code is not _run.__code__:
             if not frame.f_code.co_filename.startswith(HIDDEN):
-                return f"{name.strip('_')} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+                file = Path(frame.f_code.co_filename).name
+                return f"`{(self.call or name).strip('_')}` ({file}, line {frame.f_lineno})"
             frame = frame.f_back
-        return f"{name.strip('_')} in the derivative"
+        return f"`{(self.call or name).strip('_')}` in the derivative"
 
 
 @dataclass(frozen=True)
@@ -441,10 +445,15 @@ class Argument(NamedTuple):
     differentiated: bool = True
 
 
-class _Fills(TorchFunctionMode):
-    """Lets torch.full and torch.full_like take a number that is a tensor in a trace."""
+class _Calls(TorchFunctionMode):
+    """Tells a recorder the function that the user has called; lets full_like take a number that is a tensor."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.recorder.call = getattr(func, "__name__", "").replace("__get__", "")
         if func in (torch.full_like, torch.full) and len(args) > 1 and isinstance(args[1], Tensor):
             return args[1].expand(args[0].shape if isinstance(args[0], Tensor) else args[0])
         return func(*args, **(kwargs or {}))
@@ -468,14 +477,14 @@ def _run(
     arguments = [tensor(*argument[:3]) for argument in given]
     wanted = [x.requires_grad_() for x, argument in zip(arguments, given, strict=True) if argument.differentiated]
     try:
-        with recorder:
+        with recorder, _Calls(recorder):
             results = function(*arguments)
         d = [tensor(f"d{name}", x.shape, given[0].axes) for name, x in zip(names, results, strict=True)]
         held = [slot for slot, x in recorder.outside.held.items() if x.requires_grad]
         inputs = [*wanted, *(recorder.outside.held[slot] for slot in held)]
         gradients: Sequence[Tensor | None] = (None,) * len(inputs)
         differentiable = [(x, dx) for x, dx in zip(results, d, strict=True) if x.requires_grad]
-        recorder.derivative = True
+        recorder.derivative, recorder.call = True, ""
         if differentiable:
             with recorder:
                 sources, given_gradients = zip(*differentiable, strict=True)
@@ -484,7 +493,7 @@ def _run(
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Untraceable(f"it fails for a tensor of shape {tuple(arguments[0].shape)}: {reason}") from error
+        raise Untraceable(f"the function fails for a tensor of shape {tuple(arguments[0].shape)}: {reason}") from error
 
     def value(x: Tensor | None) -> Value:
         if x is None:
@@ -530,7 +539,7 @@ def _traced(
             formulas.append(_run(function, names, arguments(sizes), sizes, device))
     if formulas[0].signature != formulas[1].signature:
         raise Untraceable(
-            "it computes something else for other tensors: it depends on their numbers or on how many they are"
+            "the function computes something else for other tensors, as if it knew their numbers or how many there are"
         )
     return formulas[0]
 
@@ -551,7 +560,7 @@ def trace_map(
         y = function(x)
         if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
             kind = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-            raise Untraceable(f"it returns {kind} for {x.dtype} of shape {tuple(x.shape)}")
+            raise Untraceable(f"the function returns {kind} for {x.dtype} of shape {tuple(x.shape)}")
         return [y]
 
     return _traced(checked, ("y",), lambda sizes: [Argument("x", sizes, TILE)], heads, width, device)
@@ -567,10 +576,9 @@ def trace_normalizer(
     """
 
     def checked(*arguments: Tensor) -> list[Tensor]:
-        with _Fills():
-            results = function(*arguments)
+        results = function(*arguments)
         if not isinstance(results, tuple | list) or [isinstance(x, Tensor) for x in results] != [True, True]:
-            raise Untraceable(f"it returns a {type(results).__name__}, expected two tensors: gain and level")
+            raise Untraceable(f"the function returns a {type(results).__name__}, expected two tensors: gain and level")
         return [x.expand(arguments[0].shape) for x in results]
 
     def arguments(sizes: tuple[int, int, int, int]) -> list[Argument]:
