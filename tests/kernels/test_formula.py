@@ -375,7 +375,7 @@ def check_generated(formula):
     triton_source(traced_formula), cpp_source(traced_formula)
     for x, y in zip(actual, exact, strict=True):
         scale = max(y.abs().max().item(), 1)
-        torch.testing.assert_close(x / scale, y / scale, rtol=0, atol=1e-9)
+        torch.testing.assert_close(x.double() / scale, y / scale, rtol=0, atol=1e-9)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from linvit.kernels.formula.device import lowered
+from linvit.kernels.formula.device import lowered, ranges
 from linvit.kernels.formula.trace import Formula
 from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, TILE, Value, in_order, named, replaced
 
@@ -23,10 +23,16 @@ namespace linvit_formula {
 inline float max_of(float a, float b) { return (a > b) | (a != a) ? a : b; }
 inline float min_of(float a, float b) { return (a < b) | (a != a) ? a : b; }
 
-// e^x to within two roundings (Cephes); zero below the normal numbers.
-inline float exp_of(float x) {
-  const float low = -87.33654f, high = 88.72283f, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
-  const float within = x < low ? low : x > high ? high : x;
+// Without a branch, into which compilers would move what is computed for it, so that it is no vector any more.
+inline float select(bool condition, float a, float b) {
+  const uint32_t mask = -static_cast<uint32_t>(condition);
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(a) & mask) | (std::bit_cast<uint32_t>(b) & ~mask));
+}
+
+// e^x to within two roundings (Cephes), for x that is at most 88.72; about zero below the normal numbers.
+inline float exp_below(float x) {
+  const float low = -87.33654f, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
+  const float within = x < low ? low : x;
   const float shifted = within * 1.44269504088896341f + magic, n = shifted - magic;
   const float r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -35,7 +41,11 @@ inline float exp_of(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const float y = std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
+}
+
+inline float exp_of(float x) {
+  const float low = -87.33654f, high = 88.72283f, y = exp_below(x > high ? high : x);
   return x > high ? INFINITY : x < low ? 0.0f : y;
 }
 
@@ -58,7 +68,8 @@ inline float log_of(float x) {
   p = p * m - 2.4999993993e-1f;
   p = p * m + 3.3333331174e-1f;
   const float y = m + (p * m * square - n * 2.12194440e-4f - 0.5f * square) + n * 0.693359375f;
-  return x > 0.0f ? (x == INFINITY ? x : y) : x == 0.0f ? -INFINITY : NAN;
+  const float other = select(x < 0.0f, NAN, x - INFINITY);  // of zero, and of what is not a number
+  return select(x > 0.0f, select(x < INFINITY, y, x), other);
 }
 
 """
@@ -95,7 +106,7 @@ def _map_functions(formula: Formula) -> str:
         text += _number_function("float slope(float x)", [formula.factor])
         if from_value:
             text += _number_function("float slope_of_value(float y)", [by_value])
-    sums = [(f"sums[{i}]", value, varies) for i, (value, varies) in enumerate(formula.sums)]
+    sums = [(f"sum{i}" if varies else f"sums[{i}]", value, varies) for i, (value, varies) in enumerate(formula.sums)]
     text += f"  static void forward(const float* x, float* y, {parameters}) {{\n"
     text += _loops([("y", formula.outputs[0], True)], [])
     text += f"  static void backward(const float* x, const float* dy, float* dx, {parameters}, float* const* sums) {{\n"
@@ -128,7 +139,7 @@ def _names(values: Sequence[Value]) -> dict[Value, str]:
     for index, value in enumerate(in_order(values)):
         place = value.data.removeprefix("parameter") if value.op == "input" else ""
         if place.isdigit():
-            names[value] = f"parameters[{place}][c]" if value.axes else f"*parameters[{place}]"
+            names[value] = f"{value.data}[c]" if value.axes else f"*parameters[{place}]"
         else:
             names[value] = value.data if value.op == "input" else f"t{index}"
         if value.op == "constant":
@@ -145,7 +156,12 @@ def _number(number: float | bool) -> str:
 
 
 def _statement(value: Value, names: dict[Value, str]) -> str:
-    text = OPERATIONS[value.op].cpp.format(*(names[operand] for operand in value.operands))
+    text = OPERATIONS[value.op].cpp
+    if value.op in ("max", "min") and value.operands[1].op == "constant":
+        text = "select({0} <= {1}, {1}, {0})" if value.op == "max" else "select({0} >= {1}, {1}, {0})"
+    if value.op == "exp" and ranges(value.operands)[value.operands[0]][1] <= 88:
+        text = "exp_below({})"
+    text = text.format(*(names[operand] for operand in value.operands))
     return f"const {'bool' if value.is_condition else 'float'} {names[value]} = {text};"
 
 
@@ -164,6 +180,10 @@ def _loops(rows: Sequence[tuple[str, Value, bool]], sums: Sequence[tuple[str, Va
     last = max(stage.values())
     bodies, kept = _bodies(values, order, stage, last, names)
     lines = [f"    float {names[x]}s[{WIDEST}];" for x in kept]
+    lines += [
+        f"    const float* {x.data} = parameters[{x.data[9:]}];" for x in order if names[x].startswith("parameter")
+    ]
+    lines += [f"    float* {target} = sums[{target[3:]}];" for target, _, varies in sums if varies]
     for index in range(last + 1):
         lines += [
             f"    {_statement(x, names)}"

@@ -149,11 +149,11 @@ def _expm1(x: Value) -> Value:
 
 def _log1p(x: Value) -> Value:
     """With the logarithm of the rounded 1 + x, corrected by what was rounded away."""
-    one = make("add", x, 1.0)
-    rounded = make("sub", one, 1.0)
-    log = make("log", one)
+    shifted = make("add", x, 1.0)
+    rounded = make("sub", shifted, 1.0)
+    log = make("log", shifted)
     corrected = make("where", make("eq", rounded, x), log, log * (x / rounded))
-    return make("where", make("eq", one, 1.0), x, corrected)
+    return make("where", make("eq", shifted, 1.0), x, corrected)
 
 
 def _pow(x: Value, exponent: Value, least: float, least_exponent: float) -> Value:

@@ -48,7 +48,7 @@ OPERATIONS = {
     "and": Operation("{} & {}", "{} & {}", torch.logical_and),
     "or": Operation("{} | {}", "{} | {}", torch.logical_or),
     "not": Operation("{} == 0", "!{}", torch.logical_not),
-    "where": Operation("tl.where({}, {}, {})", "{} ? {} : {}", torch.where),
+    "where": Operation("tl.where({}, {}, {})", "select({}, {}, {})", torch.where),
     "sum": Operation("row_sum({}, WIDTH)", "{} + {}", lambda x: x.sum(-1, keepdim=True)),
     "amax": Operation("row_max({}, WIDTH)", "max_of({}, {})", lambda x: x.amax(-1, keepdim=True)),
     "amin": Operation("row_min({}, WIDTH)", "min_of({}, {})", lambda x: x.amin(-1, keepdim=True)),
