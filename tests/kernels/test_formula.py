@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 
 from linvit.kernels.formula.cpp_source import FLAGS, cpp_source
 from linvit.kernels.formula.device import lowered
-from linvit.kernels.formula.trace import Untraceable, trace_map, trace_normalizer
+from linvit.kernels.formula.recorder import Untraceable
+from linvit.kernels.formula.trace import trace_map, trace_normalizer
 from linvit.kernels.formula.triton_source import triton_source
 from linvit.kernels.formula.values import evaluate, in_order
 
