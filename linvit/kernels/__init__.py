@@ -3,12 +3,18 @@
 And one for GPUs of the softmax attention of short sequences, with its rotation.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from linvit.kernels import cpu as cpu
+from linvit.kernels.formula import formula_of
 from linvit.kernels.support import obstacle as obstacle
 from linvit.kernels.support import softmax_obstacle as softmax_obstacle
+
+Map = str | Callable[..., Any]  # a feature map or normalizer
 
 
 def linear_attention(
@@ -16,9 +22,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | tuple[str, str] = "elu1",
+    feature_map: Map | tuple[Map, Map] = "elu1",
     weighting: str | Tensor = "uniform",
-    normalizer: str = "divide",
+    normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
@@ -42,7 +48,7 @@ def linear_attention(
     from linvit.kernels.operator import attend  # Triton is optional
 
     weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
-    rule = _rule(feature_map, weighting, block_size or int(causal), normalizer, eps)
+    rule = _rule(query, feature_map, weighting, block_size or int(causal), normalizer, eps)
     tables = _tables(rotary)
     keep = _needs_gradients(query, key, value, *tables, weights)
     out: Tensor = attend(query, key, value, *tables, key_mask, weights, cu_seqlens, *rule, keep)[0]
@@ -52,9 +58,9 @@ def linear_attention(
 def packed_linear_attention(
     projections: Tensor,
     *,
-    feature_map: str | tuple[str, str] = "elu1",
+    feature_map: Map | tuple[Map, Map] = "elu1",
     weighting: str = "uniform",
-    normalizer: str = "divide",
+    normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
@@ -69,7 +75,14 @@ def packed_linear_attention(
     """
     from linvit.kernels.operator import attend_packed
 
-    rule = _rule(feature_map, weighting, block_size or int(causal), normalizer, eps)
+    rule = _rule(
+        projections.permute(0, 3, 1, 2, 4)[:, :, :, 0],
+        feature_map,
+        weighting,
+        block_size or int(causal),
+        normalizer,
+        eps,
+    )
     tables = _tables(rotary)
     keep = _needs_gradients(projections, *tables)
     out: Tensor = attend_packed(projections, *tables, key_mask, cu_seqlens, *rule, keep)[0]
@@ -106,10 +119,20 @@ def softmax_attention(
 
 
 def _rule(
-    feature_map: str | tuple[str, str], weighting: str | Tensor, block: int, normalizer: str, eps: float
+    query: Tensor, feature_map: Map | tuple[Map, Map], weighting: str | Tensor, block: int, normalizer: Map, eps: float
 ) -> tuple[str, str, bool, int, str, float]:
-    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
-    return query_map, key_map, isinstance(weighting, str) and weighting == "query_mean", block, normalizer, eps
+    """The arguments of the operator, which knows functions by the names of their formulas."""
+    from linvit.kernels.formulas import name_of
+
+    def name(given: Map, width: int | None) -> str:
+        if isinstance(given, str):
+            return given
+        return name_of(formula_of(given, query.shape[1], width, query.device))
+
+    query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    maps = name(query_map, query.shape[-1]), name(key_map, query.shape[-1])
+    by_mean = isinstance(weighting, str) and weighting == "query_mean"
+    return *maps, by_mean, block, name(normalizer, None), eps
 
 
 def _tables(rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:

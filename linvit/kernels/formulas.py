@@ -3,11 +3,20 @@
 Parameters come as the tuple (pointer to rows of all heads, head); no name has any.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+
+from linvit.kernels.formula.trace import Formula
+from linvit.kernels.formula.triton_source import triton_functions, triton_source
+
+Parameters = Callable[[int, int], Tensor]
 
 
 class FeatureMap(NamedTuple):
@@ -17,10 +26,12 @@ class FeatureMap(NamedTuple):
         code: functions of x (a tile in float32), parameters and the shape of the tile that returns κ(x), and of x, the
             gradient of κ(x), parameters and shape that returns that of x.
         positive: whether κ is never negative.
+        parameters: gives them for a number of heads and of columns; None without any.
     """
 
     code: tuple[Any, Any]
     positive: bool
+    parameters: Parameters | None = None
 
 
 class Normalizer(NamedTuple):
@@ -35,6 +46,7 @@ class Normalizer(NamedTuple):
 
     code: tuple[Any, Any]
     proportional: bool
+    parameters: Parameters | None = None
 
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -172,3 +184,26 @@ NORMALIZERS = {
     "sum": Normalizer((sum, sum_backward), True),
     "none": Normalizer((none, none_backward), True),
 }
+
+
+def name_of(formula: Formula) -> str:
+    """The name under which the kernels find a formula from now on."""
+    table: dict[str, Any] = FEATURE_MAPS if formula.is_map else NORMALIZERS
+    name = f"formula {formula.digest}" + f" {id(formula)}" * bool(formula.parameters)
+    if name not in table:
+        functions = triton_functions(triton_source(formula), formula.digest, ("value", "gradient"))
+        code = functions["value"], functions["gradient"]
+        parameters = partial(_parameters, formula) if formula.parameters else None
+        if formula.is_map:
+            table[name] = FeatureMap(code, formula.is_positive, parameters)
+        else:
+            table[name] = Normalizer(code, formula.is_proportional, parameters)
+    return name
+
+
+def _parameters(formula: Formula, heads: int, columns: int) -> Tensor:
+    """(heads, parameters, columns) with zeros beyond the width; of a normalizer (heads, parameters)."""
+    rows = [x.float().expand(heads, -1) for x in formula.parameter_tensors(formula.tensors)]
+    if formula.is_map:
+        rows = [pad(x, (0, columns - x.shape[-1])) for x in rows]
+    return torch.stack(rows, 1).contiguous()

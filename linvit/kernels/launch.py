@@ -128,7 +128,8 @@ class Call:
             "RAW": half and normalizer.proportional and rotary[0] is not None,
             **_precision(query.dtype, causal),
         }
-        self.parameters = (None, None, None)  # of the queries' map, the keys' and the normalizer
+        of_maps = (query_map, FEATURE_MAPS[options.key_map], normalizer)
+        self.parameters = tuple(None if x.parameters is None else x.parameters(heads, columns) for x in of_maps)
         self._rotary = rotary
 
     @cached_property

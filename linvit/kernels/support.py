@@ -1,5 +1,6 @@
 """The limits of the kernels. Imports no Triton, so that it can also report that Triton is missing."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -43,7 +44,7 @@ SHARED = {
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, gradients=not causal, **options)
+    reason = inputs_obstacle(query, value, gradients=not causal, formulas=True, **options)
     if reason is not None:
         return reason
     if not torch.compiler.is_compiling() and transforms():
@@ -99,6 +100,7 @@ def inputs_obstacle(
     value: Tensor,
     *,
     gradients: bool = False,
+    formulas: bool = False,
     feature_map: Any = "elu1",
     weighting: Any = "uniform",
     normalizer: Any = "divide",
@@ -109,14 +111,19 @@ def inputs_obstacle(
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
 
-    gradients: whether the kernel supports weights that are given, and has gradients of rotary tables.
+    gradients: whether the kernel supports weights that are given, and has gradients of rotary tables. formulas: whether
+    it supports functions as feature maps and normalizers.
     """
     query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     if gradients and isinstance(weighting, Tensor):
         weighting = "uniform"
     axes = query_map, key_map, weighting, normalizer
     for given, (name, known) in zip(axes, KNOWN, strict=True):
-        if not isinstance(given, str) or given not in known:
+        if formulas and known is not WEIGHTINGS and callable(given):
+            reason = formula_obstacle(given, query, known is FEATURE_MAPS)
+            if reason is not None:
+                return f"{name}: {reason}"
+        elif not isinstance(given, str) or given not in known:
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
     if state is not None or shard is not None:
@@ -129,6 +136,21 @@ def inputs_obstacle(
         return "the kernels need rotary tables of shape (tokens, width / 2)"
     if rotary is not None and not gradients and any(table.requires_grad for table in rotary):
         return "this kernel has no gradients of rotary tables"
+    return None
+
+
+def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool) -> str | None:
+    """Why a function cannot be a feature map, or a normalizer, of the kernels, as a clause; None if it can."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "a compiler or exporter is tracing the model, and takes the function itself"
+    from linvit.kernels.formula import Untraceable, formula_of
+
+    try:
+        formula = formula_of(function, query.shape[1], query.shape[-1] if is_map else None, query.device)
+    except Untraceable as error:
+        return str(error)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in formula.tensors):
+        return "its tensors need gradients, which the kernels do not give"
     return None
 
 

@@ -1,0 +1,176 @@
+"""Functions that are traced: feature maps and normalizers, with their learned tensors, and what torch says of them."""
+
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from linvit.kernels.formula.trace import trace_map, trace_normalizer
+from linvit.ops.feature_map import FEATURE_MAPS
+from linvit.ops.normalizer import NORMALIZERS
+
+BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 17
+
+
+class Example(NamedTuple):
+    """A function, shapes of its learned tensors, and its largest exponent of e, whose error is the result's."""
+
+    function: object
+    learned: dict = MappingProxyType({})
+    exponent: float = 1
+
+    def tensors(self):
+        generator = torch.Generator().manual_seed(1)
+        return {name: torch.randn(shape, generator=generator) for name, shape in self.learned.items()}
+
+    def holding(self, tensors):
+        return partial(self.function, **tensors)
+
+
+def directions(x, temperature, offset):
+    """Each channel's share of the norm, to a power that grows with the norm (as NaLaFormer's queries)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    power = 3 * (0.5 + torch.tanh(norm * temperature))
+    return (F.relu(x) / (norm + 1e-6)) ** power + offset.sigmoid()
+
+
+def straight_through(x):
+    """The sign of x whose derivative is taken to be that of tanh."""
+    smooth = x.tanh()
+    return smooth + (x.sign() - smooth).detach()
+
+
+ELEMENTWISE = {
+    **{name: Example(FEATURE_MAPS[name]) for name in ("elu1", "relu", "exp", "identity")},
+    "elu": Example(lambda x: F.elu(x) + 1),
+    "celu": Example(lambda x: F.celu(x, alpha=1.5)),
+    "selu": Example(F.selu),
+    "silu": Example(F.silu),
+    "gelu": Example(F.gelu),
+    "gelu tanh": Example(partial(F.gelu, approximate="tanh")),
+    "softplus": Example(F.softplus),
+    "mish": Example(F.mish),
+    "sigmoid": Example(torch.sigmoid),
+    "leaky": Example(lambda x: F.leaky_relu(x, 0.1)),
+    "clamped": Example(lambda x: x.clamp(-0.7, 1.1) ** 2),
+    "cosine": Example(lambda x: x.cos() + (x * 0.5).sin() * 0.3),
+    "expm1": Example(lambda x: (x.abs() * 0.01).expm1() * 100),
+    "log1p": Example(lambda x: (x * x * 1e-3).log1p() * 1e3),
+    "powers": Example(lambda x: x**3 - x**2 / 2 + (x.abs() + 0.1) ** -0.5 + F.relu(x) ** 1.7),
+    "signed power": Example(lambda x: x.sign() * (x.abs() + 0.01).sqrt()),
+    "where": Example(lambda x: torch.where((x > 0.2) & ~(x > 1), x.square(), torch.full_like(x, 0.5)) * (x < 2)),
+    "in place": Example(lambda x: (x * 2).add_(1).relu_()),
+    "straight through": Example(straight_through),
+}
+REDUCING = {
+    "unit": Example(FEATURE_MAPS["unit"]),
+    "softmax": Example(FEATURE_MAPS["softmax"]),
+    "log softmax": Example(lambda x: x.log_softmax(-1)),
+    "centred": Example(lambda x: x - x.mean(-1, keepdim=True)),
+    "spread": Example(lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, True) + 1)),
+    "l1": Example(lambda x: F.normalize(F.relu(x) + 0.1, p=1, dim=-1)),
+    "without its axis": Example(lambda x: x * x.square().sum(-1).rsqrt().unsqueeze(-1)),
+    "moved": Example(lambda x: (x.transpose(1, 2).exp() / x.transpose(1, 2).exp().sum(-1, True)).transpose(1, 2)),
+    "layer norm": Example(lambda x: F.layer_norm(x, x.shape[-1:])),
+    "hedgehog": Example(lambda x: (x * x.shape[-1] ** -0.5).softmax(-1) + (-x).softmax(-1)),
+}
+LEARNED = {
+    "temperature": Example(lambda x, t: (x / F.softplus(t)).exp(), {"t": ()}),
+    "by head": Example(lambda x, t: F.elu(x * t) + 1, {"t": (HEADS, 1, 1)}),
+    "by channel": Example(lambda x, t: F.relu(x + t), {"t": (WIDTH,)}),
+    "power": Example(lambda x, p: F.relu(x) ** (1 + 3 * p.sigmoid()), {"p": (1, HEADS, 1, WIDTH)}, 8),  # 3,614 is e^8.2
+    "unflattened": Example(
+        lambda x, t: F.softplus(x * t.unflatten(-1, (HEADS, -1)).transpose(1, 2)), {"t": (1, 1, HEADS * WIDTH)}
+    ),
+    "directions": Example(directions, {"temperature": (HEADS, 1, 1), "offset": (WIDTH,)}),
+    "two uses": Example(lambda x, t: (x * t).exp() + t.exp(), {"t": (WIDTH,)}, 16),  # x t is up to 15.6
+    "outer": Example(lambda x, t: x + x.sum(-1, keepdim=True) * t, {"t": (HEADS, 1, WIDTH)}),
+    "rms norm": Example(lambda x, t: F.rms_norm(x, x.shape[-1:], t, 2**-20), {"t": (WIDTH,)}),
+}
+MAPS = {**ELEMENTWISE, **REDUCING, **LEARNED}
+
+
+def gated(num, den, mass, scale, eps, gate):
+    share = gate.sigmoid() / (den.abs() + eps)
+    return share, num * share + scale * (1 - gate)
+
+
+RULES = {
+    **{name: Example(function) for name, function in NORMALIZERS.items()},
+    "root": Example(lambda num, den, mass, scale, eps: ((den.square() + eps).rsqrt() * scale, num * mass)),
+    "gated": Example(gated, {"gate": (HEADS, 1, 1)}),
+}
+
+
+def inputs(dtype=torch.float64):
+    """x and the gradient of y: ordinary numbers, small and large ones, and exact zeros."""
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(BATCH, HEADS, TOKENS, WIDTH, generator=generator) for _ in range(2))
+    x[:, :, 0] *= 4
+    x[:, :, 1] *= 1e-3
+    x[:, :, 2, ::3] = 0
+    return x.to(dtype), dy.to(dtype)
+
+
+def rows(dtype=torch.float64):
+    """num, den and mass; the gradients of gain and level."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = [torch.rand(BATCH, HEADS, TOKENS, 1, generator=generator) + 0.2 for _ in range(3)]
+    d = [torch.randn(BATCH, HEADS, TOKENS, 1, generator=generator) for _ in range(2)]
+    return [x.to(dtype) for x in numbers], [x.to(dtype) for x in d]
+
+
+SCALE, EPS = 0.25, 1e-6
+
+
+def traced(name, rule=False):
+    """The formula of an example, the example, and the learned tensors that the function holds."""
+    example = (RULES if rule else MAPS)[name]
+    learned = {key: x.requires_grad_() for key, x in example.tensors().items()}
+    function = example.holding(learned)
+    return trace_normalizer(function, HEADS) if rule else trace_map(function, HEADS, WIDTH), example, learned
+
+
+def held(formula, rule, dtype):
+    """The tensors of the formula; scale and eps of a normalizer are the first."""
+    tensors = [x.detach().to(dtype) for x in formula.tensors]
+    return [torch.tensor(x, dtype=dtype) for x in (SCALE, EPS)] + tensors[2:] if rule else tensors
+
+
+def gradients(formula, learned, sums, tensors):
+    """Of the learned tensors."""
+    of_tensors = formula.tensor_gradients(tensors, sums)
+    by_name = {key: of_tensors[i] for i, x in enumerate(formula.tensors) for key in learned if learned[key] is x}
+    return [torch.zeros_like(learned[key]) if by_name[key] is None else by_name[key] for key in learned]
+
+
+def by_torch(example, dtype, rule=False):
+    """Results, gradients of x (or num and den) and of the learned tensors, by torch in a dtype."""
+    tensors = {name: x.to(dtype).requires_grad_() for name, x in example.tensors().items()}
+    function = example.holding(tensors)
+    if rule:
+        given, d = rows(dtype)
+        wanted = [given[0].requires_grad_(), given[1].requires_grad_()]
+        results = [x.expand(given[0].shape) for x in function(*given, SCALE, EPS)]
+    else:
+        x, dy = inputs(dtype)
+        wanted, d = [x.requires_grad_()], [dy]
+        results = [function(x)]
+    chosen = [(x, dx) for x, dx in zip(results, d, strict=True) if x.requires_grad]
+    sources, d = zip(*chosen, strict=True)
+    grads = torch.autograd.grad(sources, [*wanted, *tensors.values()], d, allow_unused=True)
+    grads = [
+        torch.zeros_like(x) if dx is None else dx for x, dx in zip([*wanted, *tensors.values()], grads, strict=True)
+    ]
+    return [x.detach() for x in results] + grads
+
+
+def assert_as_good_as_torch(actual, example, rule=False):
+    """Errors are at most twice those of torch in float32, or four roundings of the largest number or its exponent."""
+    exact, twin = by_torch(example, torch.float64, rule), by_torch(example, torch.float32, rule)
+    for x, y, z in zip(actual, twin, exact, strict=True):
+        rounding = torch.finfo(torch.float32).eps * z.abs().max().item() * example.exponent
+        allowed, error = max(2 * (y - z).abs().max().item(), 4 * rounding), (x - z).abs().max().item()
+        assert error <= allowed, f"{error:.1e}, allowed {allowed:.1e}"

@@ -1,0 +1,392 @@
+"""Traced formulas: their values and those of their C++, derivatives included, against torch in float64."""
+
+import ctypes
+import re
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from formula_examples import (
+    EPS,
+    HEADS,
+    MAPS,
+    RULES,
+    SCALE,
+    WIDTH,
+    Example,
+    assert_as_good_as_torch,
+    by_torch,
+    gradients,
+    held,
+    inputs,
+    rows,
+    traced,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linvit.kernels.formula.cpp_source import FLAGS, cpp_source
+from linvit.kernels.formula.device import lowered
+from linvit.kernels.formula.recorder import Untraceable
+from linvit.kernels.formula.trace import trace_map, trace_normalizer
+from linvit.kernels.formula.triton_source import triton_source
+from linvit.kernels.formula.values import evaluate, in_order
+
+EXAMPLES = [(name, False) for name in MAPS] + [(name, True) for name in RULES]
+
+
+def by_values(formula, learned, rule):
+    tensors = held(formula, rule, torch.float64)
+    parameters = [x.unsqueeze(1) for x in formula.parameter_tensors(tensors)]
+    given = dict(zip([x.data for x in formula.parameters], parameters, strict=True))
+    if rule:
+        numbers, d = rows()
+        like = numbers[0]
+        given |= {**dict(zip(("num", "den", "mass", "dgain", "dlevel"), numbers + d, strict=True))}
+        given |= {"scale": torch.tensor(SCALE).double(), "eps": torch.tensor(EPS).double()}
+    else:
+        like, given["dy"] = inputs()
+        given["x"] = like
+    values = [*formula.outputs, *formula.gradients, *(value for value, _ in formula.sums)]
+    computed = [
+        x.expand(like.shape) if x.shape[-1:] != (1,) else x.expand(*like.shape[:-1], 1) for x in evaluate(values, given)
+    ]
+    count = len(formula.outputs) + len(formula.gradients)
+    sums = [
+        (x.expand(like.shape) if varies else x).sum(2, keepdim=True)
+        for x, (_, varies) in zip(computed[count:], formula.sums, strict=True)
+    ]
+    return [x.expand(like.shape) for x in computed[:count]] + gradients(formula, learned, sums, tensors)
+
+
+@pytest.mark.parametrize(("name", "rule"), EXAMPLES)
+def test_values_are_those_of_torch(name, rule):
+    formula, example, learned = traced(name, rule)
+    for actual, exact in zip(by_values(formula, learned, rule), by_torch(example, torch.float64, rule), strict=True):
+        torch.testing.assert_close(actual, exact, rtol=1e-12, atol=1e-12)
+
+
+CALLS = """
+#include "formulas.h"
+using namespace linvit_formula;
+template <typename F> void map(const float* x, const float* dy, float* y, float* dx, int64_t tokens, int64_t width,
+                               const float* const* parameters, float* const* sums) {
+  for (int64_t t = 0; t < tokens * width; t += width) {
+    F::forward(x + t, y + t, width, parameters);
+    F::backward(x + t, dy + t, dx + t, width, parameters, sums);
+    if constexpr (F::elementwise) {  // the same once more, number by number
+      for (int64_t c = t; c < t + width; ++c) {
+        float slope = F::slope(x[c]);
+        if constexpr (F::slope_from_value) slope = F::slope_of_value(F::value(x[c]));
+        y[c] = (y[c] + F::value(x[c])) / 2, dx[c] = (dx[c] + slope * dy[c]) / 2;
+      }
+    }
+  }
+}
+template <typename F> void rule(const float* const* given, float* gain, float* level, float* dnum, float* dden,
+                                int64_t tokens, float scale, float eps, const float* const* parameters,
+                                float* const* sums) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    const float num = given[0][t], den = given[1][t], mass = given[2][t];
+    const auto out = F::forward(num, den, mass, scale, eps, parameters);
+    const auto d = F::backward(given[3][t], given[4][t], num, den, mass, scale, eps, parameters, sums);
+    gain[t] = out[0], level[t] = out[1], dnum[t] = d[0], dden[t] = d[1];
+  }
+}
+extern "C" {
+"""
+MAP = """void forward_{0}(const float* x, const float* dy, float* y, float* dx, int64_t tokens, int64_t width,
+                    const float* const* parameters, float* const* sums) {{
+  map<formula_{0}>(x, dy, y, dx, tokens, width, parameters, sums); }}
+"""
+RULE = """void forward_{0}(const float* const* given, float* gain, float* level, float* dnum, float* dden,
+                    int64_t tokens, float scale, float eps, const float* const* parameters, float* const* sums) {{
+  rule<formula_{0}>(given, gain, level, dnum, dden, tokens, scale, eps, parameters, sums); }}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """All examples, compiled."""
+    folder = tmp_path_factory.mktemp("formulas")
+    formulas = {(name, rule): traced(name, rule)[0] for name, rule in EXAMPLES}
+    (folder / "formulas.h").write_text(cpp_source(*formulas.values()))
+    digests = {formula.digest: rule for (_, rule), formula in formulas.items()}
+    calls = "".join((RULE if rule else MAP).format(digest) for digest, rule in digests.items())
+    (folder / "calls.cpp").write_text(f"{CALLS}{calls}}}\n")
+    flags = [*FLAGS, "-Wall", "-Wno-unused-variable", "-shared", "-fPIC"]
+    subprocess.run(["g++", *flags, "calls.cpp", "-o", "calls.so"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "calls.so"))
+
+
+def pointers(tensors):
+    return (ctypes.c_void_p * max(len(tensors), 1))(*(x.data_ptr() for x in tensors))
+
+
+def by_cpp(library, formula, learned, rule):
+    call = getattr(library, f"forward_{formula.digest}")
+    tensors = held(formula, rule, torch.float32)
+    parameters = [x.expand(HEADS, -1).float().contiguous() for x in formula.parameter_tensors(tensors)]
+    given = [x for group in rows(torch.float32) for x in group] if rule else list(inputs(torch.float32))
+    outs = [torch.empty_like(given[0]) for _ in (*formula.outputs, *formula.gradients)]
+    batch, heads, tokens, width = given[0].shape
+    sums = [torch.zeros(batch, heads, 1, width if varies else 1) for _, varies in formula.sums]
+    for b in range(batch):
+        for h in range(heads):
+            rest = pointers([x[h] for x in parameters]), pointers([x[b, h] for x in sums])
+            if rule:
+                numbers = pointers([x[b, h] for x in given])
+                places = [ctypes.c_void_p(x[b, h].data_ptr()) for x in outs]
+                call(numbers, *places, ctypes.c_int64(tokens), ctypes.c_float(SCALE), ctypes.c_float(EPS), *rest)
+            else:
+                places = [ctypes.c_void_p(x[b, h].data_ptr()) for x in (*given, *outs)]
+                call(*places, ctypes.c_int64(tokens), ctypes.c_int64(width), *rest)
+    return outs + gradients(formula, learned, sums, tensors)
+
+
+@pytest.mark.parametrize(("name", "rule"), EXAMPLES)
+def test_cpp_is_as_good_as_torch(library, name, rule):
+    formula, example, learned = traced(name, rule)
+    assert_as_good_as_torch(by_cpp(library, formula, learned, rule), example, rule)
+
+
+LIMIT = torch.tensor(1.0)
+
+
+def branches(x):
+    if LIMIT > 0:
+        return x.clamp_max(LIMIT)
+    return x
+
+
+def writes(x):
+    y = x + 0
+    y[..., :].add_(1)
+    return y
+
+
+class Accumulated(torch.autograd.Function):
+    """Whose derivative mixes channels in a way that kernels do not know."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.flip(-1)
+
+
+UNKNOWN = "is no pointwise operation and no reduction over the channels of a head that the kernels know"
+REFUSED = [
+    (branches, "`bool` (test_formula.py, line {}) needs numbers that are not known before the kernel runs"),
+    (lambda x: x[:, :, 0], "`getitem` (test_formula.py, line {}) " + UNKNOWN),
+    (lambda x: x.softmax(-2), "`softmax` (test_formula.py, line {}) combines tokens"),
+    (lambda x: x - x.mean(0, keepdim=True), "`mean` (test_formula.py, line {}) combines tokens"),
+    (
+        lambda x: x / torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True),
+        "`linalg_vector_norm` (test_formula.py, line {}) combines heads, which must be done once per token outside",
+    ),
+    (lambda x: x.sort(-1).values, "`sort` (test_formula.py, line {}) " + UNKNOWN),
+    (
+        lambda x: x.cumsum(-1),
+        "`cumsum` (test_formula.py, line {}) combines its argument with a tensor of shape (17, 17), which is none for "
+        "heads and width",
+    ),
+    (lambda x: x @ torch.eye(17), "`matmul` (test_formula.py, line {}) cuts or joins axes"),
+    (lambda x: torch.cat((x[..., 1:], x[..., :1]), -1), "`getitem` (test_formula.py, line {}) cuts or joins axes"),
+    (
+        lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).sum(-1),
+        "`mul` (test_formula.py, line {}) combines every number of an axis with every other",
+    ),
+    (
+        lambda x: x + torch.rand_like(x),
+        "`rand_like` (test_formula.py, line {}) draws random numbers, and a formula is the same in every call",
+    ),
+    (
+        lambda x: x + torch.arange(x.shape[2])[:, None],
+        "`arange` (test_formula.py, line {}) makes a tensor that differs from token to token",
+    ),
+    (
+        lambda x: x.bfloat16().float(),
+        "`bfloat16` (test_formula.py, line {}) gives torch.bfloat16, and device code computes in float32",
+    ),
+    (writes, "`add` (test_formula.py, line {}) writes into a tensor that is given, kept or a view of another"),
+    (Accumulated.apply, "`flip` (test_formula.py, line {}) " + UNKNOWN),
+    (
+        lambda x: x / x.shape[2],
+        "the function computes something else for other tensors, as if it knew their numbers or how many there are",
+    ),
+    (
+        lambda x: x * float(x.detach().numpy().max()),
+        "the function computes something else for other tensors, as if it knew their numbers or how many there are",
+    ),
+    (
+        lambda x: x + torch.zeros(49, 17),
+        "the function fails for a tensor of shape (11, 3, 13, 17): The size of tensor a (13) must match the size of "
+        "tensor b (49) at non-singleton dimension 2",
+    ),
+    (
+        lambda x: x.sum(-1),
+        "the function returns torch.float32 of shape (11, 3, 13) for torch.float32 of shape (11, 3, 13, 17)",
+    ),
+    (
+        lambda x: x.double(),
+        "the function returns torch.float64 of shape (11, 3, 13, 17) for torch.float32 of shape (11, 3, 13, 17)",
+    ),
+    (lambda x: (x, x), "the function returns a tuple for torch.float32 of shape (11, 3, 13, 17)"),
+]
+
+
+@pytest.mark.parametrize(("function", "sentence"), REFUSED)
+def test_what_cannot_be_traced_says_where(function, sentence):
+    with pytest.raises(Untraceable) as error:
+        trace_map(function, HEADS, WIDTH)
+    assert re.sub(r"line \d+", "line {}", str(error.value)) == sentence
+
+
+def test_the_line_is_the_users():
+    with pytest.raises(Untraceable) as error:
+        trace_map(branches, HEADS, WIDTH)
+    assert f"line {branches.__code__.co_firstlineno + 1})" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda num, den, mass, scale, eps: (num / max(eps, 1e-3), num),
+            "`bool` (test_formula.py, line {}) needs numbers",
+        ),
+        (lambda num, den, mass, scale, eps: num, "the function returns a Tensor, expected two tensors: gain and level"),
+    ],
+)
+def test_normalizers_that_cannot_be_traced(function, reason):
+    with pytest.raises(Untraceable) as error:
+        trace_normalizer(function, HEADS)
+    assert re.sub(r"line \d+", "line {}", str(error.value)).startswith(reason)
+
+
+def test_what_is_never_negative():
+    positive = {name for name in MAPS if traced(name)[0].is_positive}
+    assert positive >= {
+        "elu1",
+        "elu",
+        "relu",
+        "exp",
+        "softmax",
+        "softplus",
+        "sigmoid",
+        "clamped",
+        "power",
+    }
+    assert not positive & {"identity", "gelu", "silu", "unit", "log softmax", "centred", "leaky", "cosine"}
+
+
+def test_which_normalizers_are_proportional():
+    proportional = {name for name in RULES if traced(name, True)[0].is_proportional}
+    assert proportional == {"divide", "magnitude_no_gamma", "sum", "none"}
+
+
+def test_elu1_costs_what_was_written_by_hand():
+    """One exponential for the value and its derivative, and no operation more."""
+    for name in ("elu1", "elu"):
+        formula, _, _ = traced(name)
+        values = lowered([*formula.outputs, formula.factor])
+        assert sorted(x.op for x in in_order(values) if x.operands) == ["add", "exp", "max", "min"]
+
+
+def test_the_same_formula_has_the_same_name():
+    first, second = (traced("directions")[0] for _ in range(2))
+    assert first.digest == second.digest != traced("power")[0].digest
+    assert triton_source(first) == triton_source(second)
+
+
+def test_other_tensors_stand_for_those_held():
+    formula, _, _ = traced("power")
+    other = [x.detach() + 1 for x in formula.tensors]
+    assert torch.equal(formula.parameter_tensors(other)[0], other[0].sigmoid().reshape(HEADS, WIDTH))
+
+
+NUMBERS = st.floats(-2, 2).map(lambda x: round(x, 2))
+UNARY = {
+    "x.exp()": lambda x: (x * 0.5).exp(),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": F.relu,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "square": torch.square,
+    "abs": torch.abs,
+    "log1p": lambda x: x.abs().log1p(),
+    "sqrt": lambda x: (x.square() + 0.1).sqrt(),
+    "cosine": torch.cos,
+    "erf": torch.erf,
+    "neg": torch.neg,
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "unit": lambda x: F.normalize(x, dim=-1),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "softmax": lambda x: x.softmax(-1),
+    "largest": lambda x: x.amax(-1, keepdim=True),
+    "power": lambda x: (x.abs() + 0.1) ** 1.3,
+}
+BINARY = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": lambda x, y: x / (y.abs() + 0.5),
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "where": lambda x, y: torch.where(x > y, x, y * 0.5),
+    "power": lambda x, y: (x.abs() + 0.1) ** y.clamp(-2, 2),
+}
+FORMULAS = st.recursive(
+    st.one_of(st.just("x"), st.just("scalar"), st.just("channels"), NUMBERS),
+    lambda part: st.one_of(
+        st.tuples(st.sampled_from(sorted(UNARY)), part), st.tuples(st.sampled_from(sorted(BINARY)), part, part)
+    ),
+    max_leaves=8,
+)
+
+
+def written(formula, x, scalar, channels):
+    """The formula's value."""
+    if isinstance(formula, float):
+        return torch.full_like(x, formula)
+    if isinstance(formula, str):
+        return {"x": x, "scalar": scalar.expand_as(x), "channels": channels.expand_as(x)}[formula]
+    name, *parts = formula
+    values = [written(part, x, scalar, channels) for part in parts]
+    return (UNARY if len(values) == 1 else BINARY)[name](*values)
+
+
+def check_generated(formula):
+    """A formula with head-wise norms and learned tensors: values and gradients of x and both tensors."""
+    example = Example(
+        lambda x, scalar, channels: written(("add", "x", formula), x, scalar, channels).expand_as(x),
+        {"scalar": (HEADS, 1, 1), "channels": (WIDTH,)},
+    )
+    MAPS["generated"] = example
+    try:
+        traced_formula, _, learned = traced("generated")
+        actual, exact = by_values(traced_formula, learned, False), by_torch(example, torch.float64)
+    finally:
+        del MAPS["generated"]
+    triton_source(traced_formula), cpp_source(traced_formula)
+    for x, y in zip(actual, exact, strict=True):
+        scale = max(y.abs().max().item(), 1)
+        torch.testing.assert_close(x.double() / scale, y / scale, rtol=0, atol=1e-9)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(FORMULAS)
+def test_generated_formulas(formula):
+    check_generated(formula)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(FORMULAS)
+def test_many_generated_formulas(formula):
+    check_generated(formula)
