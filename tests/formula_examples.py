@@ -87,6 +87,7 @@ LEARNED = {
     "directions": Example(directions, {"temperature": (HEADS, 1, 1), "offset": (WIDTH,)}),
     "two uses": Example(lambda x, t: (x * t).exp() + t.exp(), {"t": (WIDTH,)}, 16),  # x t is up to 15.6
     "outer": Example(lambda x, t: x + x.sum(-1, keepdim=True) * t, {"t": (HEADS, 1, WIDTH)}),
+    "learned unit": Example(lambda x, t: x * F.normalize(t.expand_as(x), dim=-1), {"t": (WIDTH,)}),
     "rms norm": Example(lambda x, t: F.rms_norm(x, x.shape[-1:], t, 2**-20), {"t": (WIDTH,)}),
 }
 MAPS = {**ELEMENTWISE, **REDUCING, **LEARNED}

@@ -30,6 +30,7 @@ QUICK = (
     "power",
     "directions",
     "outer",
+    "learned unit",
     "divide",
     "gated",
 )

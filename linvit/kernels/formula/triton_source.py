@@ -17,24 +17,28 @@ from linvit.kernels.formulas import LOG2E, LOUD, power_of_two
 
 @triton.jit
 def existing(x, FILL: tl.constexpr, WIDTH: tl.constexpr):
-    if x.shape[1] != WIDTH:
-        x = tl.where((tl.arange(0, x.shape[1]) < WIDTH)[None, :], x, FILL)
+    COLUMNS: tl.constexpr = x.shape[len(x.shape) - 1]
+    if COLUMNS != WIDTH:
+        inside = tl.arange(0, COLUMNS) < WIDTH
+        if len(x.shape) == 2:
+            inside = inside[None, :]
+        x = tl.where(inside, x, FILL)
     return x
 
 
 @triton.jit
 def row_sum(x, WIDTH: tl.constexpr):
-    return tl.sum(existing(x, 0.0, WIDTH), 1)
+    return tl.sum(existing(x, 0.0, WIDTH), len(x.shape) - 1)
 
 
 @triton.jit
 def row_max(x, WIDTH: tl.constexpr):
-    return tl.max(existing(x, float("-inf"), WIDTH), 1)
+    return tl.max(existing(x, float("-inf"), WIDTH), len(x.shape) - 1)
 
 
 @triton.jit
 def row_min(x, WIDTH: tl.constexpr):
-    return tl.min(existing(x, float("inf"), WIDTH), 1)
+    return tl.min(existing(x, float("inf"), WIDTH), len(x.shape) - 1)
 """
 
 
