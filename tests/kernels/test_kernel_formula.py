@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from formula_examples import (
     EPS,
     MAPS,
@@ -18,6 +19,7 @@ from formula_examples import (
 from tiers import quick
 
 from linvit.kernels.formula.triton_source import triton_functions, triton_source
+from linvit.ops import linear_attention, rotary_1d
 
 QUICK = (
     "elu1",
@@ -106,3 +108,100 @@ def test_triton_is_as_good_as_torch(device, case):
     name, rule = case
     formula, example, learned = traced(name, rule)
     assert_as_good_as_torch(by_triton(formula, learned, rule, device), example, rule)
+
+
+SHIFTS = torch.linspace(0.5, 1.5, 20)
+
+
+def sharp(x):
+    y = torch.relu(x).square()
+    return y / (y.norm(dim=-1, keepdim=True) + 1e-6)
+
+
+def shifted(x):
+    return F.softplus(x * SHIFTS.to(x))
+
+
+def doubtful(num, den, mass, scale, eps):
+    gain = torch.sigmoid(num) / (den + eps)
+    return gain, gain * num + 0.1 * den
+
+
+def output_and_gradients(tensors, grad, **options):
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    out = linear_attention(*leaves, **options)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"feature_map": sharp, "weighting": "query_mean"}, {}),
+        ({"feature_map": shifted, "normalizer": doubtful}, {"rotary": True, "key_mask": True}),
+        ({"feature_map": (sharp, shifted), "normalizer": doubtful}, {"causal": True}),
+        pytest.param(
+            {"feature_map": ("elu1", sharp), "normalizer": "magnitude"}, {"rotary": True}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"feature_map": shifted, "weighting": "query_mean"},
+            {"rotary": True, "key_mask": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_attention_with_functions_of_a_user(device, tiled, options, seen):
+    tiled(rows=16, processors=2)
+    tensors = [torch.randn(2, 2, 45, width, device=device) for width in (20, 20, 12)]
+    options = options | {"causal": seen.get("causal", False)}
+    if "key_mask" in seen:
+        options["key_mask"] = torch.rand(2, 45, device=device) > 0.4
+    rotary = rotary_1d(45, 20, device=device) if "rotary" in seen else None
+    grad = torch.randn(2, 2, 45, 12, device=device)
+    kernel = output_and_gradients(tensors, grad, rotary=rotary, backend="triton", **options)
+    plain = output_and_gradients(tensors, grad, rotary=rotary, backend="torch", **options)
+    exact_rotary = None if rotary is None else type(rotary)(*(x.double() for x in rotary))
+    exact = output_and_gradients([x.double() for x in tensors], grad.double(), rotary=exact_rotary, **options)
+    for ours, torchs, true in zip(kernel, plain, exact, strict=True):
+        error, allowed = ((x.double() - true).norm() / true.norm() for x in (ours, torchs))
+        assert error <= 3 * max(allowed, 1e-7)
+
+
+def test_a_tensor_that_a_function_holds_is_read_at_each_call(device):
+    factor = torch.ones(20, device=device)
+    query, key, value = (torch.randn(1, 2, 30, 20, device=device) for _ in range(3))
+
+    def scaled(x):
+        return torch.relu(x * factor) + 0.1
+
+    outs = []
+    for _ in range(2):
+        outs.append(linear_attention(query, key, value, feature_map=scaled, backend="triton"))
+        expected = linear_attention(query, key, value, feature_map=scaled, backend="torch")
+        torch.testing.assert_close(outs[-1], expected, rtol=1e-4, atol=1e-5)
+        factor.mul_(torch.linspace(0.2, 3, 20, device=device))
+    assert not torch.allclose(*outs, atol=1e-3)
+
+
+def test_a_number_that_a_function_uses_is_that_of_the_call(device):
+    query, key, value = (torch.randn(1, 1, 20, 16, device=device) for _ in range(3))
+    for power in (1.0, 3.0):
+
+        def mapped(x):
+            return torch.relu(x) * power + 0.1  # noqa: B023
+
+        kernel = linear_attention(query, key, value, feature_map=mapped, normalizer="none", backend="triton")
+        plain = linear_attention(query, key, value, feature_map=mapped, normalizer="none", backend="torch")
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_run_says_which_operation_and_where(device):
+    query, key, value = (torch.randn(1, 1, 20, 16, device=device) for _ in range(3))
+    learned = torch.ones(16, device=device, requires_grad=True)
+    for function, reason in (
+        (lambda x: x.cumsum(2), r"the queries' feature_map: `cumsum` \(test_kernel_formula.py, line \d+\)"),
+        (lambda x: x * learned, "its tensors need gradients, which the kernels do not give"),
+    ):
+        with pytest.raises(ValueError, match=f"which cannot run: .*{reason}"):
+            linear_attention(query, key, value, feature_map=function, backend="triton")
+        assert linear_attention(query, key, value, feature_map=function).shape == value.shape
