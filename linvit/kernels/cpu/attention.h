@@ -133,8 +133,7 @@ class Attention {
   }
 
   void map_token(const Head& x, int64_t token, const Formula<Map>& map, float* features) {
-    read_token(x, token, features, width);
-    map.functions->forward(features, features, x.width, map.parameters);
+    map.functions->forward(token_at(x, token, features, width), features, x.width, map.parameters);
     std::fill(features + x.width, features + width, 0.0f);
   }
 
@@ -159,12 +158,12 @@ class Attention {
   // From the gradients of κ(x), in tile.z, and of Rκ(x) to that of x.
   void write_gradient(const Head& out, const Head& x, int64_t token, const float* by_rotated, const Formula<Map>& map,
                       ParameterSum& parameters, Scratch& tile) {
-    float *own = tile.z.data(), *source = tile.source.data();
+    float* own = tile.z.data();
     if (rotates)
       rotate_back(by_rotated, own, rule.table, token, out.width);
     else
       add_scaled(own, 1, by_rotated, width);
-    read_token(x, token, source, width);
+    const float* source = token_at(x, token, tile.source.data(), width);
     parameters.add_from([&](float* sums) {
       map.functions->backward(source, own, own, out.width, map.parameters, sums);
     });

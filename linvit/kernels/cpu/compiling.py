@@ -21,7 +21,7 @@ from filelock import FileLock
 
 SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
 INSTRUCTIONS = {
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
 }
 """Compiler flags by what torch calls the capability of the processor; no flags for others, such as arm64."""

@@ -144,17 +144,32 @@ void by_dtype(const Head& x, Work&& work) {
   }
 }
 
+void fetch_ahead(const void* data, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(data) + byte);
+}
+
 void read_token(const Head& x, int64_t token, float* out, int64_t width) {
   by_dtype(x, [&](const auto* data) {
     const auto* source = data + token * x.token;
     if (x.channel == 1) {
-      for (int64_t c = 0; c < x.width; c += 64 / sizeof *data) __builtin_prefetch(source + AHEAD * x.token + c);
+      fetch_ahead(source + AHEAD * x.token, x.width * sizeof *data);
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
     } else {
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
     }
   });
   for (int64_t c = x.width; c < width; ++c) out[c] = 0;
+}
+
+// A token as floats with zeros up to whole vectors: where it lies, if it lies so, or read into `room`.
+const float* token_at(const Head& x, int64_t token, float* room, int64_t width) {
+  if (x.dtype == at::kFloat && x.channel == 1 && x.width == width) {
+    const float* source = static_cast<const float*>(x.data) + token * x.token;
+    fetch_ahead(source + AHEAD * x.token, width * sizeof *source);
+    return source;
+  }
+  read_token(x, token, room, width);
+  return room;
 }
 
 struct Table {
