@@ -144,11 +144,12 @@ def compare(addresses, tensors, rotary=None, tolerance=1e-5, **options):
     found = results(kernel, [x.clone().requires_grad_() for x in (*tensors, p, strength)], grad)
     leaves = [x.double().requires_grad_() for x in (*tensors, p, strength)]
     expected = results(plain, leaves, grad.to(tensors[0].dtype))
+    rounding = 1e-6 * max(x.norm() for x in expected[1:])  # a sum over tokens may cancel
     for name, ours, theirs in zip(
         ("output", "query", "key", "value", "map", "normalizer"), found, expected, strict=True
     ):
         assert ours.shape == theirs.shape
-        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm(), name
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm() + rounding, name
     return found
 
 

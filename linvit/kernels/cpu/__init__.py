@@ -135,8 +135,7 @@ def linear_attention(
     """
     if not ready():
         build()
-    shared = isinstance(feature_map, str | Compiled)
-    maps = (feature_map, feature_map) if shared else feature_map
+    maps = (feature_map, feature_map) if isinstance(feature_map, str | Compiled) else feature_map
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()

@@ -50,6 +50,7 @@ struct ParameterSum : Sum {
   // Adds what call(sums) adds to zeros.
   template <typename Call>
   void add_from(Call&& call) {
+    if (empty()) return call(nullptr);
     std::fill(fresh.begin(), fresh.end(), 0.0f);
     call(fresh.data());
     add(1, fresh.data());
