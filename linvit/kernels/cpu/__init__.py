@@ -127,7 +127,8 @@ def linear_attention(
 
     Args:
         query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
-        feature_map, normalizer: names, or compiled functions, which must be alive.
+        feature_map, normalizer: names, or compiled functions; the gradient leaves out that query-mean weights change
+            the `mass` of a normalizer.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
