@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
@@ -19,6 +19,19 @@ from linvit.kernels.cpu.compiling import load, prebuilt
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
 _aside = False
+
+
+class Compiled(NamedTuple):
+    """A feature map or normalizer from `compiling.compile_formulas`.
+
+    Attributes:
+        address: of its table of functions.
+        parameters: (batch or 1, heads or 1, any number) of float32, as `formula.h` says; None if it has none. Their
+            gradient is what the backward functions add to `sums`.
+    """
+
+    address: int
+    parameters: Tensor | None = None
 
 
 @cache
@@ -87,9 +100,9 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     return inputs_obstacle(query, value, **options)
 
 
-def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def needs_gradients(*tensors: Tensor | None) -> bool:
     """Whether autograd must record the call."""
-    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def linear_attention(
@@ -97,9 +110,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | tuple[str, str] = "elu1",
+    feature_map: str | Compiled | tuple[str | Compiled, str | Compiled] = "elu1",
     weighting: str = "uniform",
-    normalizer: str = "divide",
+    normalizer: str | Compiled = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool | str = False,
@@ -109,11 +122,13 @@ def linear_attention(
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key and value get first derivatives; the backward pass recomputes everything from these three.
+    Query, key, value and parameters get first derivatives; the backward pass recomputes everything from these.
     The order of sums depends only on the number of threads.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, block_size, cu_seqlens, eps: as there.
+        query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
+        feature_map, normalizer: names, or compiled functions; the gradient leaves out that query-mean weights change
+            the `mass` of a normalizer.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -121,14 +136,16 @@ def linear_attention(
     """
     if not ready():
         build()
-    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
+    maps = (feature_map, feature_map) if isinstance(feature_map, str | Compiled) else feature_map
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
-    maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
-    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps, block_size or int(causal)
-    attend, arguments = torch.ops.linvit_cpu.attend.default, (query, key, value, cos, sin, visible, bounds, *rule)
-    if torch.compiler.is_compiling() or needs_gradients(query, key, value):
+    formulas = [_formula(x, FEATURE_MAPS, query) for x in maps] + [_formula(normalizer, NORMALIZERS, query)]
+    numbers, parameters = zip(*formulas, strict=True)
+    tensors = query, key, value, cos, sin, visible, bounds, *parameters
+    arguments = *tensors, *numbers, weighting == "query_mean", eps, block_size or int(causal)
+    attend = torch.ops.linvit_cpu.attend.default
+    if torch.compiler.is_compiling() or needs_gradients(query, key, value, *parameters):
         out: Tensor = attend(*arguments)
         return out
     with torch._C._AutoDispatchBelowAutograd():  # saves a third of the call's constant cost
@@ -136,12 +153,23 @@ def linear_attention(
         return out
 
 
+def _formula(formula: str | Compiled, names: tuple[str, ...], query: Tensor) -> tuple[int, Tensor | None]:
+    """What the operator takes for it, with its parameters for each entry of the batch and head."""
+    if isinstance(formula, str):
+        return names.index(formula), None
+    address, parameters = formula
+    if parameters is None:
+        return address, None
+    return address, parameters.contiguous().expand(*query.shape[:2], -1)
+
+
 def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
     return _room(query, value.shape[-1])
 
 
-def _shapes_of_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(_room(x, x.shape[-1]) for x in (query, key, value))
+def _shapes_of_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
+    parameters = [x.new_empty(x.shape) for x in rest[4:7] if x is not None]
+    return [*(_room(x, x.shape[-1]) for x in (query, key, value)), *parameters]
 
 
 def _room(like: Tensor, width: int) -> Tensor:
@@ -153,11 +181,13 @@ def _room(like: Tensor, width: int) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.rule = inputs[7:]
+    ctx.save_for_backward(*inputs[:10])
+    ctx.rule = inputs[10:]
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
-    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 10
+    gradients = iter(torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule))
+    given = [True] * 3 + [False] * 4 + [x is not None for x in ctx.saved_tensors[7:]] + [False] * len(ctx.rule)
+    return tuple(next(gradients) if has else None for has in given)

@@ -2,18 +2,30 @@
 #pragma once
 
 #include <ATen/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <optional>
 #include <utility>
 
+#include "formula.h"
 #include "state.h"
 
 namespace {
 
+using linvit::Map, linvit::Normalizer;
+
+// The functions of a call, or of a head of it, and their parameters, `count` for each head.
+template <typename Functions>
+struct Formula {
+  const Functions* functions;
+  const float* parameters = nullptr;
+  int64_t by_batch = 0, by_head = 0, count = 0;
+};
+
 struct Rule {
-  Map query_map, key_map;
-  Normalizer normalizer;
+  Formula<Map> query_map, key_map;
+  Formula<Normalizer> normalizer;
   bool query_mean;
   float eps;
   Table table;
@@ -28,6 +40,29 @@ float dot(const float* x, const float* y, int64_t width) {
 void add_scaled(float* out, float scale, const float* x, int64_t width) {
   for (int64_t c = 0; c < width; ++c) out[c] += scale * x[c];
 }
+
+// The gradient of a head's parameters.
+struct ParameterSum : Sum {
+  std::vector<float> fresh;
+
+  explicit ParameterSum(int64_t count) : Sum(count), fresh(count) {}
+
+  // Adds what call(sums) adds to zeros.
+  template <typename Call>
+  void add_from(Call&& call) {
+    if (empty()) return call(nullptr);
+    std::fill(fresh.begin(), fresh.end(), 0.0f);
+    call(fresh.data());
+    add(1, fresh.data());
+  }
+};
+
+struct ParameterSums {
+  ParameterSum query_map, key_map, normalizer;
+
+  explicit ParameterSums(const Rule& rule)
+      : query_map(rule.query_map.count), key_map(rule.key_map.count), normalizer(rule.normalizer.count) {}
+};
 
 // One call. With bounds, each sequence of a packed batch has heads of its own.
 class Attention {
@@ -49,6 +84,21 @@ class Attention {
         scale(1 / std::sqrt(static_cast<float>(query.size(3)))),
         rotates(rule.table.cos != nullptr) {}
 
+  // After a backward pass, of those formulas that have parameters: (batch, heads, parameters).
+  std::vector<at::Tensor> parameter_gradients() const {
+    std::vector<at::Tensor> gradients;
+    for (const auto part : {&ParameterSums::query_map, &ParameterSums::key_map, &ParameterSums::normalizer}) {
+      const int64_t count = (sums.front().*part).size(), each = sums.size() / all;
+      if (count == 0) continue;
+      gradients.push_back(at::zeros({query.size(0), heads, count}, at::kFloat));
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const int64_t row = bounds == nullptr ? i / each : i / each % heads;
+        add_scaled(gradients.back().data_ptr<float>() + row * count, 1, (sums[i].*part).data(), count);
+      }
+    }
+    return gradients;
+  }
+
  protected:
   const at::Tensor &query, &key, &value;
   const bool* visible;
@@ -57,14 +107,19 @@ class Attention {
   const int64_t heads, all, queries, tokens, width, value_width;
   const float scale;
   const bool rotates;
+  std::vector<ParameterSums> sums;  // of each head, or of each part of a head
 
   Head of(const at::Tensor& x, int64_t head) const {
     return head_of(x, bounds == nullptr ? head / heads : 0, head % heads);
   }
+  template <typename Functions>
+  Formula<Functions> of(Formula<Functions> formula, int64_t head) const {
+    formula.parameters += (bounds == nullptr ? head / heads : 0) * formula.by_batch + head % heads * formula.by_head;
+    return formula;
+  }
   const bool* mask(int64_t head) const {
     return visible == nullptr ? nullptr : visible + (bounds == nullptr ? head : head % heads) * tokens;
   }
-
 
   // The first token of a head and the one behind its last; in a batch it has `length` tokens.
   std::pair<int64_t, int64_t> span(int64_t head, int64_t length) const {
@@ -73,25 +128,46 @@ class Attention {
   }
   const float* rotated(const Scratch& tile) const { return rotates ? tile.rotated.data() : tile.features.data(); }
 
-  void read(const Head& x, int64_t token, Map map, Scratch& tile, int64_t place) {
-    float* features = &tile.features[place * width];
-    read_token(x, token, features, width);
-    map_token(features, x.width, width, map);
+  void read(const Head& x, int64_t token, const Formula<Map>& map, Scratch& tile, int64_t place) {
+    map_token(x, token, map, &tile.features[place * width]);
     turn(tile, place, token, x.width);
+  }
+
+  void map_token(const Head& x, int64_t token, const Formula<Map>& map, float* features) {
+    map.functions->forward(token_at(x, token, features, width), features, x.width, map.parameters);
+    std::fill(features + x.width, features + width, 0.0f);
   }
 
   void turn(Scratch& tile, int64_t place, int64_t token, int64_t real) {
     if (rotates) rotate(&tile.features[place * width], &tile.rotated[place * width], rule.table, token, real);
   }
 
-  // From the gradients of κ(x), which is added to, and of Rκ(x) to that of x.
-  void write_gradient(const Head& out, int64_t token, float* own, const float* by_rotated, const float* features,
-                      Map map) {
+  // Fills gain and level of queries from num and den.
+  void normalize(const Formula<Normalizer>& normalizer, float mass, int64_t count, Readings& x) const {
+    normalizer.functions->forward(x.num, x.den, mass, scale, rule.eps, x.gain, x.level, count, normalizer.parameters);
+  }
+
+  // From the gradients of gain and level to those of num and den.
+  void normalize_backward(const Formula<Normalizer>& normalizer, float mass, int64_t count, Readings& x,
+                          ParameterSum& parameters) const {
+    parameters.add_from([&](float* sums) {
+      normalizer.functions->backward(x.by_gain, x.by_level, x.num, x.den, mass, scale, rule.eps, x.by_num, x.by_den,
+                                     count, normalizer.parameters, sums);
+    });
+  }
+
+  // From the gradients of κ(x), in tile.z, and of Rκ(x) to that of x.
+  void write_gradient(const Head& out, const Head& x, int64_t token, const float* by_rotated, const Formula<Map>& map,
+                      ParameterSum& parameters, Scratch& tile) {
+    float* own = tile.z.data();
     if (rotates)
       rotate_back(by_rotated, own, rule.table, token, out.width);
     else
       add_scaled(own, 1, by_rotated, width);
-    times_slope(own, features, width, map);
+    const float* source = token_at(x, token, tile.source.data(), width);
+    parameters.add_from([&](float* sums) {
+      map.functions->backward(source, own, own, out.width, map.parameters, sums);
+    });
     write_token(out, token, own);
   }
 };

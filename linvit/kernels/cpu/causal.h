@@ -18,9 +18,9 @@ struct Row {
   float gamma, omega, by_num, by_den;
 };
 
-// What one query reads: one over the number of its tokens, num and den.
+// What one query reads, with one over the number of its tokens.
 struct Reading {
-  float share, num, den;
+  float share, num, gain, level;
 };
 
 // Tiles of one thread, and the sums of what one query sees, with u relative to the origin.
@@ -48,6 +48,8 @@ struct Work {
 
 class Causal : Attention {
  public:
+  using Attention::parameter_gradients;
+
   template <typename... Arguments>
   explicit Causal(int64_t block, const Arguments&... arguments)
       : Attention(arguments...), block(block), small(block <= CHUNK), group(small ? CHUNK / block * block : block) {}
@@ -55,6 +57,7 @@ class Causal : Attention {
   void forward(const at::Tensor& out) {
     for_all([&](int64_t head, Work& work) {
       const Head target = of(out, head);
+      const Formula<Normalizer> normalizer = of(rule.normalizer, head);
       float* products = work.queries.product.data();
       read_forwards(head, work, false, [&](int64_t first, int64_t count) {
         clear(work.queries.product, count * value_width);
@@ -67,11 +70,10 @@ class Causal : Attention {
         for (int64_t t = 0, summed = 0; t < count; ++t) {
           if (small) summed = add_keys(summed, work.kept[seen(t, count)], work);
           float* row = products + t * value_width;
-          const auto [share, num, den] = reading(t, work);
-          const Setting set = normalized(rule.normalizer, num, den, work.n, scale, rule.eps);
-          const float by_row = set.gain * share, by_mean = (set.level - set.gain * num) * share;
+          const auto [share, num, gain, level] = reading(t, normalizer, work);
+          const float by_row = gain * share, by_mean = (level - gain * num) * share;
           for (int64_t c = 0; c < value_width; ++c)
-            row[c] = by_row * row[c] + by_mean * work.u[c] + set.level * work.origin[c];
+            row[c] = by_row * row[c] + by_mean * work.u[c] + level * work.origin[c];
           if (work.n == 0) std::fill(row, row + value_width, 0.0f);
           write_token(target, first + t, row);
         }
@@ -81,6 +83,7 @@ class Causal : Attention {
 
   void backward(const at::Tensor& grad, const at::Tensor& grad_query, const at::Tensor& grad_key,
                 const at::Tensor& grad_value) {
+    sums.assign(all, ParameterSums(rule));
     for_all([&](int64_t head, Work& work) {
       const auto [begin, end] = span(head, tokens);
       std::vector<Row> rows(end - begin);
@@ -151,11 +154,12 @@ class Causal : Attention {
   // κ(k), Rκ(k) and values of the visible tokens.
   void read_keys(int64_t head, int64_t first, int64_t count, Work& work) {
     const Head keys = of(key, head), values = of(value, head);
+    const Formula<Map> map = of(rule.key_map, head);
     const bool* shown = mask(head);
     int64_t place = 0;
     for (int64_t t = 0; t < count; work.kept[++t] = place) {
       if (shown != nullptr && !shown[first + t]) continue;
-      read(keys, first + t, rule.key_map, work.keys, place);
+      read(keys, first + t, map, work.keys, place);
       read_token(values, first + t, &work.keys.values[place * value_width], value_width);
       work.keys.places[place++] = t;
     }
@@ -164,7 +168,8 @@ class Causal : Attention {
 
   void read_queries(int64_t head, int64_t first, int64_t count, Work& work) {
     const Head source = of(query, head);
-    for (int64_t t = 0; t < count; ++t) read(source, first + t, rule.query_map, work.queries, t);
+    const Formula<Map> map = of(rule.query_map, head);
+    for (int64_t t = 0; t < count; ++t) read(source, first + t, map, work.queries, t);
   }
 
   void read_gradients(const Head& given, int64_t first, int64_t count, Work& work) {
@@ -190,10 +195,14 @@ class Causal : Attention {
     return place;
   }
 
-  Reading reading(int64_t t, const Work& work) const {
+  // That of a query, whose numbers are then in the first places.
+  Reading reading(int64_t t, const Formula<Normalizer>& normalizer, Work& work) const {
+    Readings& x = work.queries.readings;
     const float share = work.n > 0 ? 1 / work.n : 0;
-    const float den = dot(&work.queries.features[t * width], work.z.data(), width) * share;
-    return {share, rotates ? dot(&work.queries.rotated[t * width], work.r.data(), width) * share : den, den};
+    *x.den = dot(&work.queries.features[t * width], work.z.data(), width) * share;
+    *x.num = rotates ? dot(&work.queries.rotated[t * width], work.r.data(), width) * share : *x.den;
+    normalize(normalizer, work.n, 1, x);
+    return {share, *x.num, *x.gain, *x.level};
   }
 
   // Dot products of the rows of x with those of y.
@@ -220,6 +229,10 @@ class Causal : Attention {
                       Work& work) {
     float* products = work.queries.product.data();
     const int64_t begin = span(head, tokens).first;
+    const Head source = of(query, head);
+    const Formula<Map> map = of(rule.query_map, head);
+    const Formula<Normalizer> normalizer = of(rule.normalizer, head);
+    Readings& x = work.queries.readings;
     read_forwards(head, work, true, [&](int64_t first, int64_t count) {
       read_gradients(given, first, count, work);
       if ((first - begin) % group == 0) origins.insert(origins.end(), work.origin.begin(), work.origin.end());
@@ -234,22 +247,19 @@ class Causal : Attention {
       for (int64_t t = 0, summed = 0; t < count; ++t, g += value_width) {
         if (small) summed = add_keys(summed, work.kept[seen(t, count)], work);
         float *product = products + t * width, *own = work.queries.z.data();
-        const float* features = &work.queries.features[t * width];
-        const auto [share, num, den] = reading(t, work);
+        const auto [share, num, gain, level] = reading(t, normalizer, work);
         const float by_mean = dot(g, work.u.data(), value_width) * share;
-        const float by_gain = dot(rotated(work.queries) + t * width, product, width) * share - num * by_mean;
-        const float by_level = by_mean + dot(g, work.origin.data(), value_width);
-        const Setting set = normalized(rule.normalizer, num, den, work.n, scale, rule.eps);
-        Row& row = rows[first + t] = {
-            set.gain * share, (set.level - set.gain * num) * share,
-            (by_level * set.level_by_num - set.gain * by_mean) * share,
-            (by_gain * set.gain_by_den + by_level * set.level_by_den) * share};
+        *x.by_gain = dot(rotated(work.queries) + t * width, product, width) * share - num * by_mean;
+        *x.by_level = by_mean + dot(g, work.origin.data(), value_width);
+        if (work.n > 0) normalize_backward(normalizer, work.n, 1, x, sums[head].normalizer);
+        Row& row = rows[first + t] = {gain * share, (level - gain * num) * share, (*x.by_num - gain * by_mean) * share,
+                                      *x.by_den * share};
         if (work.n == 0) row = {};
         for (int64_t c = 0; c < width; ++c) {
           product[c] = row.gamma * product[c] + row.by_num * r_of(work)[c];
           own[c] = row.by_den * work.z[c];
         }
-        write_gradient(grad_query, first + t, own, product, features, rule.query_map);
+        write_gradient(grad_query, source, first + t, product, map, sums[head].query_map, work.queries);
       }
     });
   }
@@ -261,6 +271,8 @@ class Causal : Attention {
     std::vector<float> fresh(width * value_width), move(value_width), products(width);
     Sum S(width * value_width), T(width * value_width), r(width), z(width), u(value_width);
     const int64_t begin = span(head, tokens).first;
+    const Head source = of(key, head);
+    const Formula<Map> map = of(rule.key_map, head);
     float *by_keys = work.keys.product.data(), *by_values = work.queries.product.data();
     const float *g = work.queries.values.data(), *weighed = work.weighed.data();
     const auto move_origin = [&](const float* origin) {
@@ -328,7 +340,7 @@ class Causal : Attention {
         add_scaled(by_key, 1, r.data(), width);
         add_scaled(by_value, 1, u.data(), value_width);
         std::copy(z.begin(), z.end(), own);
-        write_gradient(grad_key, first + t, own, by_key, &work.keys.features[place * width], rule.key_map);
+        write_gradient(grad_key, source, first + t, by_key, map, sums[head].key_map, work.keys);
         write_token(grad_value, first + t, by_value);
       }
       if (small) add_rows(first, 0, unseen), add_products(count);

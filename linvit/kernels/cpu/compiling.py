@@ -1,8 +1,10 @@
-"""The compiled kernels: a library for each instruction set, from the wheel or compiled on this machine.
+"""The compiled kernels: a library for each instruction set, from the wheel or compiled on this machine; and libraries
+of users' formulas, which need no headers of torch.
 
 `python -m linvit.kernels.cpu.compiling FOLDER` compiles those of a wheel.
 """
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -10,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,10 +21,12 @@ from filelock import FileLock
 
 SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
 INSTRUCTIONS = {
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
 }
 """Compiler flags by what torch calls the capability of the processor; no flags for others, such as arm64."""
+FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast")
+HEADER = Path(__file__).with_name("formula.h")
 PREBUILT = Path(__file__).with_name("prebuilt")
 
 
@@ -61,30 +66,25 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     if not is_ninja_available():
         raise ValueError("The CPU kernel is compiled with ninja, which is not installed: pip install ninja.")
     openmp = ["-fopenmp"] if sys.platform == "linux" else []
-    flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
+    flags = [*FLAGS, *INSTRUCTIONS.get(capability, []), *openmp]
+
+    def compile_in(fresh: Path) -> None:
+        compiled(
+            _name(capability),
+            [str(source) for source in SOURCES],
+            extra_cflags=flags,
+            extra_ldflags=openmp,
+            build_directory=str(fresh),
+            is_python_module=False,
+        )
+
     try:
         place = Path(folder or _get_build_directory(_name(capability), verbose=False))
-        library, digest, lock = place / f"{_name(capability)}.so", place / "linvit.sha256", place / "linvit.lock"
-        for path in (library, digest, lock):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif not path.is_file():  # a broken link, a pipe …
-                path.unlink(missing_ok=True)
-        with FileLock(lock):
-            if digest.is_file() and digest.read_text() == _digest(library, flags):  # a truncated library crashes
-                torch.ops.load_library(library)
-                return
-            with tempfile.TemporaryDirectory(dir=place) as fresh:
-                compiled(
-                    _name(capability),
-                    [str(source) for source in SOURCES],
-                    extra_cflags=flags,
-                    extra_ldflags=openmp,
-                    build_directory=fresh,
-                    is_python_module=False,
-                )
-                os.replace(Path(fresh) / library.name, library)
-            digest.write_text(_digest(library, flags))
+        texts = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.[ch]*"))]
+        facts = [" ".join(flags).encode(), torch.__version__.encode(), *texts]
+        library = place / f"{_name(capability)}.so"
+        if not _fresh(library, "linvit", facts, compile_in):  # what torch has compiled it has loaded, too
+            torch.ops.load_library(library)
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(
@@ -93,13 +93,68 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
         ) from error
 
 
-def _digest(library: Path, flags: Sequence[str]) -> str:
-    """A hash of the library and of what it was compiled from."""
-    if not library.is_file():
-        return ""
-    parts = [" ".join(flags).encode(), torch.__version__.encode()]
-    parts += [path.read_bytes() for path in (library, *sorted(Path(__file__).parent.glob("*.[ch]*")))]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+@cache
+def compile_formulas(source: str, names: tuple[str, ...]) -> dict[str, int]:
+    """Compiles feature maps and normalizers in a second or two, or finds them compiled in the user's cache; loads them.
+
+    Args:
+        source: C++20 that can include "formula.h", which says what the functions are.
+        names: of tables `linvit::Map` or `linvit::Normalizer`, declared extern "C".
+
+    Returns:
+        The tables' addresses in this process, by name; the library stays loaded.
+
+    Raises:
+        ValueError: if there is no C++ compiler, or compiling fails.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise ValueError(f"The formulas must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
+    flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())]
+    flags += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
+    facts = [compiler.encode(), " ".join(flags).encode(), HEADER.read_bytes(), source.encode()]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    library = home / "linvit" / "formulas" / f"{hashlib.sha256(b''.join(facts)).hexdigest()[:32]}.so"
+
+    def compile_in(fresh: Path) -> None:
+        (fresh / "formulas.cpp").write_text(source)
+        command = [compiler, *flags, "-I", str(HEADER.parent), str(fresh / "formulas.cpp")]
+        subprocess.run([*command, "-o", str(fresh / library.name)], check=True, capture_output=True, text=True)
+
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _fresh(library, library.stem, facts, compile_in)
+        loaded = ctypes.CDLL(str(library))
+        return {name: ctypes.addressof(ctypes.c_char.in_dll(loaded, name)) for name in names}
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        line = next((line for line in said.splitlines() if "error" in line), said.strip())
+        raise ValueError(f"{compiler!r} could not compile the formulas: {line}.") from error
+
+
+def _fresh(library: Path, stem: str, facts: Sequence[bytes], compile_in: Callable[[Path], None]) -> bool:
+    """Compiles a library unless it is whole and was compiled from these facts; whether it did.
+
+    stem: of the files beside it.
+    """
+    digest, lock = library.with_name(f"{stem}.sha256"), library.with_name(f"{stem}.lock")
+    for path in (library, digest, lock):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif not path.is_file():  # a broken link, a pipe …
+            path.unlink(missing_ok=True)
+
+    def hashed() -> str:
+        return hashlib.sha256(b"".join((library.read_bytes(), *facts))).hexdigest()
+
+    with FileLock(lock):
+        if library.is_file() and digest.is_file() and digest.read_text() == hashed():  # a truncated library crashes
+            return False
+        with tempfile.TemporaryDirectory(dir=library.parent) as fresh:
+            compile_in(Path(fresh))
+            os.replace(Path(fresh) / library.name, library)
+        digest.write_text(hashed())
+    return True
 
 
 def compile_prebuilt(folder: Path) -> None:

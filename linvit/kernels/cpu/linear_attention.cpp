@@ -6,9 +6,9 @@
 
 #include <memory>
 #include <string>
-#include <tuple>
 
 #include "causal.h"
+#include "named.h"
 
 namespace {
 
@@ -41,6 +41,8 @@ std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t
 // Every query reads all tokens. Heads are shared out among threads, and tokens where there are fewer heads than threads.
 class Bidirectional : Attention {
  public:
+  using Attention::parameter_gradients;
+
   template <typename... Arguments>
   explicit Bidirectional(const Arguments&... arguments)
       : Attention(arguments...), parts(std::clamp<int64_t>(at::get_num_threads() / all, 1, tokens / TILE + 1)) {}
@@ -50,13 +52,15 @@ class Bidirectional : Attention {
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const State& state = states[head];
       const Head target = of(out, head);
+      const Formula<Normalizer> normalizer = of(rule.normalizer, head);
+      const Readings& x = tile.readings;
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
         std::fill(tile.product.begin(), tile.product.begin() + count * value_width, 0.0f);
         multiply(rotated(tile), width, 1, state.S.data(), value_width, tile.product.data(), count, width);
+        weigh(state, normalizer, count, tile);
         for (int64_t t = 0; t < count; ++t) {
-          const Setting set = setting(state, tile, t);
           float* product = &tile.product[t * value_width];
-          for (int64_t c = 0; c < value_width; ++c) product[c] = set.gain * product[c] + set.level * state.u[c];
+          for (int64_t c = 0; c < value_width; ++c) product[c] = x.gain[t] * product[c] + x.level[t] * state.u[c];
           write_token(target, first + t, product);
         }
       });
@@ -67,6 +71,7 @@ class Bidirectional : Attention {
                 const at::Tensor& grad_value) {
     summarize();
     std::vector<Gradient> gradients(all * parts, Gradient(width, value_width));
+    sums.assign(all * parts, ParameterSums(rule));
     // With query-mean weights a query's gradient waits for that of the mean, which the keys give.
     read_backward(grad, rule.query_mean ? nullptr : &grad_query, gradients);
     reduce(gradients);
@@ -104,6 +109,7 @@ class Bidirectional : Attention {
   template <typename Work>
   void for_queries(int64_t head, int64_t part, Scratch& tile, Work&& work) {
     const Head source = of(query, head);
+    const Formula<Map> map = of(rule.query_map, head);
     const int64_t end = start(head, part + 1, queries);
     for (int64_t first = start(head, part, queries); first < end; first += TILE) {
       const int64_t count = std::min<int64_t>(TILE, end - first);
@@ -112,7 +118,7 @@ class Bidirectional : Attention {
         if (mapped)
           turn(tile, t, first + t, source.width);
         else
-          read(source, first + t, rule.query_map, tile, t);
+          read(source, first + t, map, tile, t);
       work(first, count);
     }
   }
@@ -121,12 +127,13 @@ class Bidirectional : Attention {
   template <typename Work>
   void for_keys(int64_t head, int64_t part, Scratch& tile, Work&& work) {
     const Head keys = of(key, head), values = of(value, head);
+    const Formula<Map> map = of(rule.key_map, head);
     const bool* shown = mask(head);
     int64_t count = 0;
     const int64_t end = start(head, part + 1, tokens);
     for (int64_t token = start(head, part, tokens); token < end; ++token) {
       if (shown != nullptr && !shown[token]) continue;
-      read(keys, token, rule.key_map, tile, count);
+      read(keys, token, map, tile, count);
       read_token(values, token, &tile.values[count * value_width], value_width);
       tile.places[count] = token;
       if (++count == TILE) {
@@ -165,6 +172,7 @@ class Bidirectional : Attention {
       mapped = std::make_unique_for_overwrite<float[]>(all * parts * TILE * width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const Head source = of(query, head);
+      const Formula<Map> map = of(rule.query_map, head);
       const bool* shown = mask(head);
       QueryMean& sum = partial[head * parts + part];
       sum.mean.resize(width);
@@ -172,8 +180,7 @@ class Bidirectional : Attention {
       for (int64_t token = start(head, part, queries); token < end; ++token) {
         if (shown != nullptr && !shown[token]) continue;
         float* features = mapped ? mapped_in(head, part) + static_cast<int64_t>(sum.count) * width : tile.features.data();
-        read_token(source, token, features, width);
-        map_token(features, source.width, width, rule.query_map);
+        map_token(source, token, map, features);
         add_scaled(sum.mean.data(), 1, features, width);
         sum.count += 1;
       }
@@ -190,10 +197,14 @@ class Bidirectional : Attention {
     }
   }
 
-  Setting setting(const State& state, const Scratch& tile, int64_t t) const {
-    const float num = dot(rotated(tile) + t * width, state.r.data(), width);
-    const float den = dot(&tile.features[t * width], state.z.data(), width);
-    return normalized(rule.normalizer, num, den, state.mass(), scale, rule.eps);
+  void weigh(const State& state, const Formula<Normalizer>& normalizer, int64_t count, Scratch& tile) const {
+    Readings& x = tile.readings;
+    for (int64_t t = 0; t < count; ++t) {
+      x.den[t] = dot(&tile.features[t * width], state.z.data(), width);
+      x.num[t] = rotates ? dot(&tile.rotated[t * width], state.r.data(), width) : x.den[t];
+    }
+    if (state.n > 0) normalize(normalizer, state.mass(), count, x);
+    if (state.n == 0) std::fill_n(x.gain, count, 0.0f), std::fill_n(x.level, count, 0.0f);
   }
 
   // Sums the gradients of what the queries read, and writes those of the queries where grad_query is given. With
@@ -202,39 +213,45 @@ class Bidirectional : Attention {
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const State& state = states[head];
       const std::vector<float> turned = transposed(state.S, width, value_width);
-      const Head given = of(grad, head);
-      Gradient& sums = gradients[head * parts + part];
+      const Head given = of(grad, head), source = of(query, head);
+      const Formula<Map> map = of(rule.query_map, head);
+      const Formula<Normalizer> normalizer = of(rule.normalizer, head);
+      Gradient& whole = gradients[head * parts + part];
+      ParameterSums& parameters = sums[head * parts + part];
+      Readings& x = tile.readings;
       const bool adds = grad_query == nullptr || !rule.query_mean;
       std::vector<float> of_tile(width * value_width);
+      ParameterSum again(rule.normalizer.count);
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
         for (int64_t t = 0; t < count; ++t) read_token(given, first + t, &tile.values[t * value_width], value_width);
         std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
         multiply(tile.values.data(), value_width, 1, turned.data(), width, tile.product.data(), count, value_width);
         for (int64_t t = 0; t < count; ++t) {
-          float *product = &tile.product[t * width], *g = &tile.values[t * value_width];
-          const float *features = &tile.features[t * width], *turned_features = rotated(tile) + t * width;
-          const Setting set = setting(state, tile, t);
-          const float by_gain = dot(product, turned_features, width), by_level = dot(g, state.u.data(), value_width);
-          const float by_num = by_level * set.level_by_num;
-          const float by_den = by_gain * set.gain_by_den + by_level * set.level_by_den;
+          x.by_gain[t] = dot(&tile.product[t * width], rotated(tile) + t * width, width);
+          x.by_level[t] = dot(&tile.values[t * value_width], state.u.data(), value_width);
+        }
+        weigh(state, normalizer, count, tile);
+        if (state.n > 0) normalize_backward(normalizer, state.mass(), count, x, adds ? parameters.normalizer : again);
+        if (state.n == 0) std::fill_n(x.by_num, count, 0.0f), std::fill_n(x.by_den, count, 0.0f);
+        for (int64_t t = 0; t < count; ++t) {
+          float *product = &tile.product[t * width], *g = &tile.values[t * value_width], *own = tile.z.data();
           if (adds) {
-            sums.u.add(set.level, g);
-            sums.r.add(by_num, turned_features);
-            sums.z.add(by_den, features);
-            for (int64_t c = 0; c < value_width; ++c) g[c] *= set.gain;
+            whole.u.add(x.level[t], g);
+            whole.r.add(x.by_num[t], rotated(tile) + t * width);
+            whole.z.add(x.by_den[t], &tile.features[t * width]);
+            for (int64_t c = 0; c < value_width; ++c) g[c] *= x.gain[t];
           }
           if (grad_query == nullptr) continue;
-          for (int64_t c = 0; c < width; ++c) product[c] = set.gain * product[c] + by_num * state.r[c];
-          float* own = tile.z.data();
-          for (int64_t c = 0; c < width; ++c) own[c] = by_den * state.z[c];
+          for (int64_t c = 0; c < width; ++c) product[c] = x.gain[t] * product[c] + x.by_num[t] * state.r[c];
+          for (int64_t c = 0; c < width; ++c) own[c] = x.by_den[t] * state.z[c];
           if (rule.query_mean && (mask(head) == nullptr || mask(head)[first + t]))
             add_scaled(own, scale / means[head].count, gradients[head * parts].mean.data(), width);
-          write_gradient(of(*grad_query, head), first + t, own, product, features, rule.query_map);
+          write_gradient(of(*grad_query, head), source, first + t, product, map, parameters.query_map, tile);
         }
         if (!adds) return;
         std::fill(of_tile.begin(), of_tile.end(), 0.0f);
         multiply(rotated(tile), 1, width, tile.values.data(), value_width, of_tile.data(), width, count);
-        sums.S.add(1, of_tile.data());
+        whole.S.add(1, of_tile.data());
       });
     });
   }
@@ -242,9 +259,11 @@ class Bidirectional : Attention {
   void summarize_backward(int64_t head, int64_t part, Scratch& tile, std::vector<Gradient>& gradients,
                           const Head& grad_key, const Head& grad_value) {
     const State& state = states[head];
+    const Head source = of(key, head);
+    const Formula<Map> map = of(rule.key_map, head);
     const Gradient& whole = gradients[head * parts];
     const std::vector<float> turned = transposed(whole.S, width, value_width);
-    std::vector<float> level = whole.u, centred_keys(TILE * width), product(TILE * value_width), sums(width);
+    std::vector<float> level = whole.u, centred_keys(TILE * width), product(TILE * value_width), mean(width);
     for (int64_t i = 0; i < width; ++i) add_scaled(level.data(), -state.r[i], &whole.S[i * value_width], value_width);
     float centre = dot(level.data(), state.u.data(), value_width) + dot(whole.r.data(), state.r.data(), width) +
                    dot(whole.z.data(), state.z.data(), width);
@@ -263,24 +282,23 @@ class Bidirectional : Attention {
         float *by_rotated = &tile.product[t * width], *by_value = &product[t * value_width], *own = tile.z.data();
         float alpha = 1 / state.n, by_exponent = 0;
         if (rule.query_mean) {
-          const float* mean = means[head].mean.data();
-          alpha *= std::exp(dot(features, mean, width) - state.shift);
+          alpha *= std::exp(dot(features, means[head].mean.data(), width) - state.shift);
           const float by_alpha = dot(rotated(tile) + t * width, by_rotated, width) +
                                  dot(rotated(tile) + t * width, whole.r.data(), width) +
                                  dot(features, whole.z.data(), width) + dot(level.data(), centred, value_width) +
                                  dot(level.data(), state.u.data(), value_width);
           by_exponent = alpha * (by_alpha - centre);
-          add_scaled(sums.data(), by_exponent, features, width);
+          add_scaled(mean.data(), by_exponent, features, width);
         }
         for (int64_t c = 0; c < width; ++c) own[c] = alpha * whole.z[c];
         if (rule.query_mean) add_scaled(own, by_exponent, means[head].mean.data(), width);
         for (int64_t c = 0; c < width; ++c) by_rotated[c] = alpha * (by_rotated[c] + whole.r[c]);
         for (int64_t c = 0; c < value_width; ++c) by_value[c] = alpha * (by_value[c] + whole.u[c]);
-        write_gradient(grad_key, tile.places[t], own, by_rotated, features, rule.key_map);
+        write_gradient(grad_key, source, tile.places[t], by_rotated, map, sums[head * parts + part].key_map, tile);
         write_token(grad_value, tile.places[t], by_value);
       }
     });
-    gradients[head * parts + part].mean = sums;
+    gradients[head * parts + part].mean = mean;
   }
 
   void reduce(std::vector<Gradient>& gradients) {
@@ -299,42 +317,61 @@ at::Tensor room(const at::Tensor& like, int64_t width, bool filled) {
   return filled ? out.zero_() : out;
 }
 
-Rule rule_of(const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, int64_t query_map,
-             int64_t key_map, int64_t normalizer, bool query_mean, double eps) {
-  const Table table{cos ? cos->const_data_ptr<float>() : nullptr, sin ? sin->const_data_ptr<float>() : nullptr};
-  return {static_cast<Map>(query_map), static_cast<Map>(key_map), static_cast<Normalizer>(normalizer), query_mean,
-          static_cast<float>(eps), table};
+// Formulas are the places of names in linvit/kernels/support.py, or addresses of tables of formula.h.
+template <typename Functions, size_t count>
+Formula<Functions> formula_of(int64_t formula, const Functions* const (&named)[count],
+                              const std::optional<at::Tensor>& parameters) {
+  const auto* functions = formula < static_cast<int64_t>(count) ? named[formula]
+                                                                : reinterpret_cast<const Functions*>(formula);
+  if (!parameters) return {functions};
+  return {functions, parameters->const_data_ptr<float>(), parameters->stride(0), parameters->stride(1),
+          parameters->size(2)};
 }
 
-at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                  const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
-                  const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens,
-                  int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block) {
-  at::Tensor out = room(query, value.size(3), false);
-  const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
+using Given = const std::optional<at::Tensor>&;
+
+// Calls work(attention) of the kind that these arguments ask for.
+template <typename Work>
+void call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin, Given visible,
+          Given cu_seqlens, Given query_parameters, Given key_parameters, Given normalizer_parameters, int64_t query_map,
+          int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block, Work&& work) {
+  const Rule rule{formula_of(query_map, MAPS, query_parameters),
+                  formula_of(key_map, MAPS, key_parameters),
+                  formula_of(normalizer, NORMALIZERS, normalizer_parameters),
+                  query_mean,
+                  static_cast<float>(eps),
+                  {cos ? cos->const_data_ptr<float>() : nullptr, sin ? sin->const_data_ptr<float>() : nullptr}};
   const bool* shown = visible ? visible->const_data_ptr<bool>() : nullptr;
   if (block > 0 && block < key.size(2))
-    Causal(block, query, key, value, shown, cu_seqlens, rule).forward(out);
+    work(Causal(block, query, key, value, shown, cu_seqlens, rule));
   else
-    Bidirectional(query, key, value, shown, cu_seqlens, rule).forward(out);
+    work(Bidirectional(query, key, value, shown, cu_seqlens, rule));
+}
+
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin,
+                  Given visible, Given cu_seqlens, Given query_parameters, Given key_parameters,
+                  Given normalizer_parameters, int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
+                  double eps, int64_t block) {
+  at::Tensor out = room(query, value.size(3), false);
+  call(query, key, value, cos, sin, visible, cu_seqlens, query_parameters, key_parameters, normalizer_parameters,
+       query_map, key_map, normalizer, query_mean, eps, block, [&](auto&& attention) { attention.forward(out); });
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
-    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
-    const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens, int64_t query_map,
-    int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block) {
+std::vector<at::Tensor> attend_backward(const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key,
+                                        const at::Tensor& value, Given cos, Given sin, Given visible, Given cu_seqlens,
+                                        Given query_parameters, Given key_parameters, Given normalizer_parameters,
+                                        int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
+                                        double eps, int64_t block) {
   const bool masks = visible.has_value();
-  at::Tensor grad_query = room(query, query.size(3), false), grad_key = room(key, key.size(3), masks),
-             grad_value = room(value, value.size(3), masks);
-  const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
-  const bool* shown = masks ? visible->const_data_ptr<bool>() : nullptr;
-  if (block > 0 && block < key.size(2))
-    Causal(block, query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
-  else
-    Bidirectional(query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
-  return {grad_query, grad_key, grad_value};
+  std::vector<at::Tensor> gradients{room(query, query.size(3), false), room(key, key.size(3), masks),
+                                    room(value, value.size(3), masks)};
+  call(query, key, value, cos, sin, visible, cu_seqlens, query_parameters, key_parameters, normalizer_parameters,
+       query_map, key_map, normalizer, query_mean, eps, block, [&](auto&& attention) {
+         attention.backward(grad, gradients[0], gradients[1], gradients[2]);
+         for (at::Tensor& x : attention.parameter_gradients()) gradients.push_back(std::move(x));
+       });
+  return gradients;
 }
 
 }  // namespace
@@ -342,9 +379,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
 TORCH_LIBRARY(linvit_cpu, library) {
   const std::string inputs =
       "Tensor query, Tensor key, Tensor value, Tensor? cos, Tensor? sin, Tensor? visible, Tensor? cu_seqlens, "
-      "int query_map, int key_map, int normalizer, bool query_mean, float eps, int block)";
+      "Tensor? query_parameters, Tensor? key_parameters, Tensor? normalizer_parameters, int query_map, int key_map, "
+      "int normalizer, bool query_mean, float eps, int block)";
   library.def(("attend(" + inputs + " -> Tensor").c_str());
-  library.def(("attend_backward(Tensor grad, " + inputs + " -> (Tensor, Tensor, Tensor)").c_str());
+  library.def(("attend_backward(Tensor grad, " + inputs + " -> Tensor[]").c_str());
 }
 
 TORCH_LIBRARY_IMPL(linvit_cpu, CPU, library) {

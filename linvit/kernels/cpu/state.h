@@ -60,11 +60,17 @@ void weighted_mean(const float* rows, const float* weights, int64_t count, int64
   multiply(weights, 0, 1, rows, width, out, 1, count);
 }
 
+// What the queries of a tile read and how it is weighed, and the gradients of these.
+struct Readings {
+  float num[TILE], den[TILE], gain[TILE], level[TILE], by_num[TILE], by_den[TILE], by_gain[TILE], by_level[TILE];
+};
+
 // Tiles of one thread; one row more than tokens, for the step between the means of a tile and those before it.
 struct Scratch {
   const int64_t width, value_width;
-  std::vector<float> features, rotated, values, product, z, r, u, weights;
+  std::vector<float> features, rotated, values, product, z, r, u, weights, source;
   std::vector<int64_t> places;
+  Readings readings;
 
   Scratch(int64_t width, int64_t value_width)
       : width(width),
@@ -77,6 +83,7 @@ struct Scratch {
         r(width),
         u(value_width),
         weights(TILE + 1),
+        source(width),
         places(TILE) {}
 };
 
@@ -166,26 +173,6 @@ void merge(State& first, const State& second) {
   first.u.towards(second.u.data(), share, kept);
   first.n = n;
   first.shift = top;
-}
-
-// Gain and level of linvit/ops/normalizer.py, and their derivatives by den and num; gain does not depend on num.
-struct Setting {
-  float gain, level, gain_by_den, level_by_num, level_by_den;
-};
-
-Setting normalized(Normalizer normalizer, float num, float den, float mass, float scale, float eps) {
-  const float share = scale / (scale * den + eps), slope = -share * share;
-  switch (normalizer) {
-    case Normalizer::divide: {
-      const float gain = 1 / (den + eps);
-      return {gain, num * gain, -gain * gain, gain, -num * gain * gain};
-    }
-    case Normalizer::magnitude:
-      return {scale + share, scale * (num - den) + share * num, slope, scale + share, slope * num - scale};
-    case Normalizer::subtract: return {scale, scale * (num - den) + 1, 0, scale, -scale};
-    case Normalizer::none: return {1, num, 0, 1, 0};
-    default: return {mass, mass * num, 0, mass, 0};
-  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tiles of tokens: vectors of floats, products that stay in registers, feature maps, rotation.
+// Tiles of tokens: vectors of floats, products that stay in registers, rotation.
 #pragma once
 
 #include <ATen/Tensor.h>
@@ -22,9 +22,6 @@ constexpr int AHEAD = 16;  // tokens that are fetched before they are read
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(float))));
-
-enum class Map { elu1, relu, exp, identity };
-enum class Normalizer { divide, magnitude, subtract, none, sum };
 
 Vector load(const float* x) {
   Vector v;
@@ -73,15 +70,6 @@ Vector exp_of(Vector x) {
   const Integers under = x < LOWEST, over = x > HIGHEST;
   const Vector y = exp_within(under ? LOWEST : over ? HIGHEST : x);
   return over ? Vector{} + std::numeric_limits<float>::infinity() : (under ? Vector{} : y);
-}
-
-template <Map map>
-Vector mapped(Vector x) {
-  const Vector zero{};
-  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_within(x > zero ? zero : x < LOWEST ? LOWEST : x);
-  if constexpr (map == Map::relu) return x < zero ? zero : x;
-  if constexpr (map == Map::exp) return exp_of(x);
-  return x;
 }
 
 // c[r, :] += sum over s of a[r * row + s * step] * b[s, :], for R rows and V vectors of columns.
@@ -156,11 +144,15 @@ void by_dtype(const Head& x, Work&& work) {
   }
 }
 
+void fetch_ahead(const void* data, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(data) + byte);
+}
+
 void read_token(const Head& x, int64_t token, float* out, int64_t width) {
   by_dtype(x, [&](const auto* data) {
     const auto* source = data + token * x.token;
     if (x.channel == 1) {
-      for (int64_t c = 0; c < x.width; c += 64 / sizeof *data) __builtin_prefetch(source + AHEAD * x.token + c);
+      fetch_ahead(source + AHEAD * x.token, x.width * sizeof *data);
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
     } else {
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
@@ -169,19 +161,15 @@ void read_token(const Head& x, int64_t token, float* out, int64_t width) {
   for (int64_t c = x.width; c < width; ++c) out[c] = 0;
 }
 
-template <Map map>
-void map_row(float* x, int64_t width) {
-  for (int64_t c = 0; c < width; c += LANES) store(x + c, mapped<map>(load(x + c)));
-}
-
-void map_token(float* x, int64_t real, int64_t width, Map map) {
-  switch (map) {
-    case Map::elu1: map_row<Map::elu1>(x, width); break;
-    case Map::relu: map_row<Map::relu>(x, width); break;
-    case Map::exp: map_row<Map::exp>(x, width); break;
-    case Map::identity: break;
+// A token as floats with zeros up to whole vectors: where it lies, if it lies so, or read into `room`.
+const float* token_at(const Head& x, int64_t token, float* room, int64_t width) {
+  if (x.dtype == at::kFloat && x.channel == 1 && x.width == width) {
+    const float* source = static_cast<const float*>(x.data) + token * x.token;
+    fetch_ahead(source + AHEAD * x.token, width * sizeof *source);
+    return source;
   }
-  for (int64_t c = real; c < width; ++c) x[c] = 0;
+  read_token(x, token, room, width);
+  return room;
 }
 
 struct Table {
@@ -204,25 +192,6 @@ void rotate_back(const float* x, float* out, const Table& table, int64_t token, 
     const float even = x[2 * pair], odd = x[2 * pair + 1];
     out[2 * pair] += even * cos[pair] + odd * sin[pair];
     out[2 * pair + 1] += odd * cos[pair] - even * sin[pair];
-  }
-}
-
-template <Map map>
-void slope_row(float* x, const float* mapped, int64_t width) {
-  const Vector one = Vector{} + 1.0f, zero{};
-  for (int64_t c = 0; c < width; c += LANES) {
-    const Vector y = load(mapped + c);
-    store(x + c, load(x + c) * (map == Map::elu1 ? (y < one ? y : one) : map == Map::relu ? (y > zero ? one : zero) : y));
-  }
-}
-
-// x times the derivative of a map, from what it gave.
-void times_slope(float* x, const float* mapped, int64_t width, Map map) {
-  switch (map) {
-    case Map::elu1: return slope_row<Map::elu1>(x, mapped, width);
-    case Map::relu: return slope_row<Map::relu>(x, mapped, width);
-    case Map::exp: return slope_row<Map::exp>(x, mapped, width);
-    case Map::identity: return;
   }
 }
 
