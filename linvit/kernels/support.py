@@ -119,11 +119,8 @@ def inputs_obstacle(
         weighting = "uniform"
     axes = query_map, key_map, weighting, normalizer
     for given, (name, known) in zip(axes, KNOWN, strict=True):
-        if formulas and known is not WEIGHTINGS and callable(given):
-            reason = formula_obstacle(given, query, known is FEATURE_MAPS)
-            if reason is not None:
-                return f"{name}: {reason}"
-        elif not isinstance(given, str) or given not in known:
+        is_function = formulas and known is not WEIGHTINGS and callable(given)
+        if not is_function and (not isinstance(given, str) or given not in known):
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
     if state is not None or shard is not None:
@@ -136,6 +133,9 @@ def inputs_obstacle(
         return "the kernels need rotary tables of shape (tokens, width / 2)"
     if rotary is not None and not gradients and any(table.requires_grad for table in rotary):
         return "this kernel has no gradients of rotary tables"
+    for given, (name, known) in zip(axes, KNOWN, strict=True):  # last, because it may take a while
+        if callable(given) and (reason := formula_obstacle(given, query, known is FEATURE_MAPS)) is not None:
+            return f"{name}: {reason}"
     return None
 
 

@@ -6,19 +6,22 @@ convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, library
 
 from linvit.kernels.cpu import depthwise as depthwise
-from linvit.kernels.cpu.compiling import load, prebuilt
+from linvit.kernels.cpu.compiling import compile_formulas, load, prebuilt
+from linvit.kernels.formula import formula_of
+from linvit.kernels.formula.cpp_source import TABLE, library_source
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
 _aside = False
+_addresses: dict[str, int] = {}  # of formulas, by their digest
 
 
 class Compiled(NamedTuple):
@@ -32,6 +35,9 @@ class Compiled(NamedTuple):
 
     address: int
     parameters: Tensor | None = None
+
+
+Map = str | Compiled | Callable[..., Any]  # a feature map or normalizer
 
 
 @cache
@@ -97,7 +103,17 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     sums = options.get("normalizer") == "sum" and options.get("weighting") == "query_mean"
     if sums and needs_gradients(query, key, value):
         return "normalizer='sum' has a gradient for uniform weights only"
-    return inputs_obstacle(query, value, **options)
+    reason = inputs_obstacle(query, value, formulas=True, **options)
+    if reason is not None:
+        return reason
+    maps = options.get("feature_map", "elu1")
+    try:
+        for given in (*(maps if isinstance(maps, tuple | list) else [maps]), options.get("normalizer")):
+            if callable(given):
+                _compiled(given, query, given is not options.get("normalizer"))
+    except ValueError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def needs_gradients(*tensors: Tensor | None) -> bool:
@@ -110,9 +126,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | Compiled | tuple[str | Compiled, str | Compiled] = "elu1",
+    feature_map: Map | tuple[Map, Map] = "elu1",
     weighting: str = "uniform",
-    normalizer: str | Compiled = "divide",
+    normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool | str = False,
@@ -127,8 +143,8 @@ def linear_attention(
 
     Args:
         query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
-        feature_map, normalizer: names, or compiled functions; the gradient leaves out that query-mean weights change
-            the `mass` of a normalizer.
+        feature_map, normalizer: names, functions of torch, or compiled ones; the gradient leaves out that query-mean
+            weights change the `mass` of a normalizer.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -136,7 +152,8 @@ def linear_attention(
     """
     if not ready():
         build()
-    maps = (feature_map, feature_map) if isinstance(feature_map, str | Compiled) else feature_map
+    pair = isinstance(feature_map, tuple | list) and not isinstance(feature_map, Compiled)
+    maps = cast(tuple[Map, Map], feature_map if pair else (feature_map, feature_map))
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
@@ -153,14 +170,26 @@ def linear_attention(
         return out
 
 
-def _formula(formula: str | Compiled, names: tuple[str, ...], query: Tensor) -> tuple[int, Tensor | None]:
+def _formula(given: Map, names: tuple[str, ...], query: Tensor) -> tuple[int, Tensor | None]:
     """What the operator takes for it, with its parameters for each entry of the batch and head."""
-    if isinstance(formula, str):
-        return names.index(formula), None
-    address, parameters = formula
+    if isinstance(given, str):
+        return names.index(given), None
+    address, parameters = given if isinstance(given, Compiled) else _compiled(given, query, names is FEATURE_MAPS)
     if parameters is None:
         return address, None
     return address, parameters.contiguous().expand(*query.shape[:2], -1)
+
+
+def _compiled(function: Callable[..., Any], query: Tensor, is_map: bool) -> Compiled:
+    """A function of torch; raises ValueError if it cannot be traced or compiled."""
+    heads, width = query.shape[1], query.shape[-1] if is_map else 1
+    formula = formula_of(function, heads, width if is_map else None, query.device)
+    if formula.digest not in _addresses:
+        _addresses[formula.digest] = compile_formulas(library_source(formula), (TABLE,))[TABLE]
+    if not formula.parameters:
+        return Compiled(_addresses[formula.digest])
+    rows = [x.float().expand(heads, width) for x in formula.parameter_tensors(formula.tensors)]
+    return Compiled(_addresses[formula.digest], torch.cat(rows, -1).unsqueeze(0))
 
 
 def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:

@@ -117,6 +117,10 @@ def compile_formulas(source: str, names: tuple[str, ...]) -> dict[str, int]:
     library = home / "linvit" / "formulas" / f"{hashlib.sha256(b''.join(facts)).hexdigest()[:32]}.so"
 
     def compile_in(fresh: Path) -> None:
+        logging.getLogger(__name__).warning(
+            "Compiling a function for the C++ kernel takes a second or two; from then on it is found in %s",
+            library.parent,
+        )
         (fresh / "formulas.cpp").write_text(source)
         command = [compiler, *flags, "-I", str(HEADER.parent), str(fresh / "formulas.cpp")]
         subprocess.run([*command, "-o", str(fresh / library.name)], check=True, capture_output=True, text=True)

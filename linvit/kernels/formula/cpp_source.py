@@ -75,6 +75,47 @@ inline float log_of(float x) {
 """
 
 
+TABLE = "linvit_table"
+LIBRARY_OF_A_MAP = """
+using Formula = linvit_formula::formula_{digest};
+
+static void forward(const float* x, float* y, int64_t width, const float* p) {{
+  const float* const parameters[] = {{{places}}};
+  Formula::forward(x, y, width, parameters);
+}}
+static void backward(const float* x, const float* dy, float* dx, int64_t width, const float* p, float*) {{
+  const float* const parameters[] = {{{places}}};
+  thread_local float rest[{sums}][{widest}];
+  float* const sums[] = {{{rest}}};
+  Formula::backward(x, dy, dx, width, parameters, sums);
+}}
+extern "C" {{ linvit::Map {table}{{forward, backward}}; }}
+"""
+LIBRARY_OF_A_NORMALIZER = """
+using Formula = linvit_formula::formula_{digest};
+
+static void forward(const float* num, const float* den, float mass, float scale, float eps, float* gain, float* level,
+                    int64_t count, const float* p) {{
+  const float* const parameters[] = {{{places}}};
+  for (int64_t t = 0; t < count; ++t) {{
+    const auto out = Formula::forward(num[t], den[t], mass, scale, eps, parameters);
+    gain[t] = out[0], level[t] = out[1];
+  }}
+}}
+static void backward(const float* dgain, const float* dlevel, const float* num, const float* den, float mass,
+                     float scale, float eps, float* dnum, float* dden, int64_t count, const float* p, float*) {{
+  const float* const parameters[] = {{{places}}};
+  float rest[{sums}][1];
+  float* const sums[] = {{{rest}}};
+  for (int64_t t = 0; t < count; ++t) {{
+    const auto d = Formula::backward(dgain[t], dlevel[t], num[t], den[t], mass, scale, eps, parameters, sums);
+    dnum[t] = d[0], dden[t] = d[1];
+  }}
+}}
+extern "C" {{ linvit::Normalizer {table}{{forward, backward}}; }}
+"""
+
+
 def cpp_source(*formulas: Formula) -> str:
     """A header with a struct `formula_DIGEST` of static functions for each formula.
 
@@ -240,3 +281,17 @@ def _bodies(
                 texts[-1].append(_statement(value, names))
                 texts[-1] += [f"{names[value]}s[c] = {names[value]};"] if value in kept else []
     return texts, list(kept)
+
+
+def library_source(formula: Formula) -> str:
+    """The table TABLE of a formula, as `linvit/kernels/cpu/formula.h` declares it.
+
+    Parameters are rows of channels, or of a normalizer single numbers, one after another; their gradients are left out.
+    """
+    count, sums = len(formula.parameters), max(len(formula.sums), 1)
+    step = "width" if formula.is_map else "1"
+    places = ", ".join(f"p + {i} * {step}" for i in range(count)) or "nullptr"
+    template = LIBRARY_OF_A_MAP if formula.is_map else LIBRARY_OF_A_NORMALIZER
+    rest = ", ".join(f"rest[{i}]" for i in range(sums))
+    text = template.format(digest=formula.digest, places=places, sums=sums, rest=rest, widest=WIDEST, table=TABLE)
+    return f'#include "formula.h"\n{cpp_source(formula).removeprefix("#pragma once")}{text}'
