@@ -32,75 +32,53 @@ struct Pointwise {
 const Map* const MAPS[] = {&Pointwise<elu1, elu1_slope>::map, &Pointwise<relu, relu_slope>::map,
                            &Pointwise<exp_of, exp_of>::map, &Pointwise<identity, identity_slope>::map};
 
-struct Pair {
-  float first, second;
+// Gain and level of linvit/ops/normalizer.py, and their derivatives by den and num; gain does not depend on num.
+struct Setting {
+  float gain, level, gain_by_den, level_by_num, level_by_den;
 };
 
-struct Divide {
-  static Pair values(float num, float den, float, float, float eps) {
-    const float gain = 1 / (den + eps);
-    return {gain, num * gain};
-  }
-  static Pair gradients(float dgain, float dlevel, float num, float den, float, float, float eps) {
-    const float gain = 1 / (den + eps);
-    return {dlevel * gain, -(dgain + dlevel * num) * gain * gain};
-  }
-};
-
-struct Magnitude {
-  static Pair values(float num, float den, float, float scale, float eps) {
-    const float share = scale / (scale * den + eps);
-    return {scale + share, scale * (num - den) + share * num};
-  }
-  static Pair gradients(float dgain, float dlevel, float num, float den, float, float scale, float eps) {
-    const float share = scale / (scale * den + eps);
-    return {dlevel * (scale + share), -share * share * (dgain + dlevel * num) - dlevel * scale};
-  }
-};
-
-struct Subtract {
-  static Pair values(float num, float den, float, float scale, float) { return {scale, scale * (num - den) + 1}; }
-  static Pair gradients(float, float dlevel, float, float, float, float scale, float) {
-    return {dlevel * scale, -dlevel * scale};
-  }
-};
-
-struct None {
-  static Pair values(float num, float, float, float, float) { return {1, num}; }
-  static Pair gradients(float, float dlevel, float, float, float, float, float) { return {dlevel, 0}; }
-};
-
-struct Total {
-  static Pair values(float num, float, float mass, float, float) { return {mass, mass * num}; }
-  static Pair gradients(float, float dlevel, float, float, float mass, float, float) { return {dlevel * mass, 0}; }
-};
-
-// Calls step for each query; causal rows come one by one, without what a loop of vectors costs to begin with.
-template <typename Step>
-void in_order(int64_t count, Step&& step) {
-  if (count == 1) return step(0);
-#pragma GCC ivdep
-  for (int64_t t = 0; t < count; ++t) step(t);
+Setting divide(float num, float den, float, float, float eps) {
+  const float gain = 1 / (den + eps);
+  return {gain, num * gain, -gain * gain, gain, -num * gain * gain};
 }
+Setting magnitude(float num, float den, float, float scale, float eps) {
+  const float share = scale / (scale * den + eps), slope = -share * share;
+  return {scale + share, scale * (num - den) + share * num, slope, scale + share, slope * num - scale};
+}
+Setting subtract(float num, float den, float, float scale, float) {
+  return {scale, scale * (num - den) + 1, 0, scale, -scale};
+}
+Setting none(float num, float, float, float, float) { return {1, num, 0, 1, 0}; }
+Setting total(float num, float, float mass, float, float) { return {mass, mass * num, 0, mass, 0}; }
 
-template <typename Rule>
-constexpr Normalizer normalizer{
-    [](const float* num, const float* den, float mass, float scale, float eps, float* gain, float* level, int64_t count,
-       const float*) {
-      in_order(count, [=](int64_t t) {
-        const Pair pair = Rule::values(num[t], den[t], mass, scale, eps);
-        gain[t] = pair.first, level[t] = pair.second;
-      });
-    },
-    [](const float* dgain, const float* dlevel, const float* num, const float* den, float mass, float scale, float eps,
-       float* dnum, float* dden, int64_t count, const float*, float*) {
-      in_order(count, [=](int64_t t) {
-        const Pair pair = Rule::gradients(dgain[t], dlevel[t], num[t], den[t], mass, scale, eps);
-        dnum[t] = pair.first, dden[t] = pair.second;
-      });
-    }};
+template <Setting (*rule)(float, float, float, float, float)>
+struct ByQuery {
+  static void forward(const float* num, const float* den, float mass, float scale, float eps, float* gain, float* level,
+                      int64_t count, const float*) {
+    in_order(count, [=](int64_t t) {
+      const Setting set = rule(num[t], den[t], mass, scale, eps);
+      gain[t] = set.gain, level[t] = set.level;
+    });
+  }
+  static void backward(const float* dgain, const float* dlevel, const float* num, const float* den, float mass,
+                       float scale, float eps, float* dnum, float* dden, int64_t count, const float*, float*) {
+    in_order(count, [=](int64_t t) {
+      const Setting set = rule(num[t], den[t], mass, scale, eps);
+      dnum[t] = dlevel[t] * set.level_by_num, dden[t] = dgain[t] * set.gain_by_den + dlevel[t] * set.level_by_den;
+    });
+  }
+  // Causal rows come one by one, without what a loop of vectors costs to begin with.
+  template <typename Step>
+  static void in_order(int64_t count, Step&& step) {
+    if (count == 1) return step(0);
+#pragma GCC ivdep
+    for (int64_t t = 0; t < count; ++t) step(t);
+  }
+  static constexpr Normalizer normalizer{forward, backward};
+};
 
-const Normalizer* const NORMALIZERS[] = {&normalizer<Divide>, &normalizer<Magnitude>, &normalizer<Subtract>,
-                                         &normalizer<None>, &normalizer<Total>};
+const Normalizer* const NORMALIZERS[] = {&ByQuery<divide>::normalizer, &ByQuery<magnitude>::normalizer,
+                                         &ByQuery<subtract>::normalizer, &ByQuery<none>::normalizer,
+                                         &ByQuery<total>::normalizer};
 
 }  // namespace
