@@ -134,12 +134,14 @@ def inputs_obstacle(
     if rotary is not None and not gradients and any(table.requires_grad for table in rotary):
         return "this kernel has no gradients of rotary tables"
     for given, (name, known) in zip(axes, KNOWN, strict=True):  # last, because it may take a while
-        if callable(given) and (reason := formula_obstacle(given, query, known is FEATURE_MAPS)) is not None:
-            return f"{name}: {reason}"
+        if callable(given):
+            reason = formula_obstacle(given, query, known is FEATURE_MAPS, weighting)
+            if reason is not None:
+                return f"{name}: {reason}"
     return None
 
 
-def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool) -> str | None:
+def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, weighting: str) -> str | None:
     """Why a function cannot be a feature map, or a normalizer, of the kernels, as a clause; None if it can."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is tracing the model, and takes the function itself"
@@ -149,6 +151,8 @@ def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool) 
         formula = formula_of(function, query.shape[1], query.shape[-1] if is_map else None, query.device)
     except Untraceable as error:
         return str(error)
+    if not is_map and weighting == "query_mean" and formula.uses_mass:
+        return "it uses the mass, which query-mean weights let depend on queries and keys, without a gradient here"
     if torch.is_grad_enabled() and any(x.requires_grad for x in formula.tensors):
         return "its tensors need gradients, which the kernels do not give"
     return None

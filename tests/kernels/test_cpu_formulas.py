@@ -241,3 +241,100 @@ def test_what_cannot_be_compiled_is_said_in_a_sentence(compiler, source, message
     with pytest.raises(ValueError, match=message) as raised:
         compiling.compile_formulas.__wrapped__(source, NAMES)
     assert "\n" not in str(raised.value)
+
+
+def sharp(x):
+    y = torch.relu(x).square()
+    return y / (y.norm(dim=-1, keepdim=True) + 1e-6)
+
+
+def softened(x):
+    return torch.nn.functional.softplus(x * SHIFTS.to(x))
+
+
+def doubtful(num, den, mass, scale, eps):
+    gain = torch.sigmoid(num) / (den + eps)
+    return gain, gain * num + 0.1 * den
+
+
+SHIFTS = torch.linspace(0.5, 1.5, 20)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiling.compile_formulas.cache_clear()
+    monkeypatch.setattr(cpu, "_addresses", {})
+    return tmp_path / "linvit" / "formulas"
+
+
+@pytest.mark.parametrize("form", [{}, {"weighting": "query_mean"}, {"causal": True}], ids=str)
+@pytest.mark.parametrize(
+    ("feature_map", "normalizer"), [(sharp, "divide"), (softened, doubtful), (("elu1", sharp), "magnitude")], ids=str
+)
+def test_functions_of_torch_run_in_the_kernel(feature_map, normalizer, form):
+    tensors = [torch.randn(2, 2, 70, width) for width in (20, 20, 12)]
+    rotary, grad = rotary_1d(70, 20), torch.randn(2, 2, 70, 12)
+    options = {"feature_map": feature_map, "normalizer": normalizer, **form}
+
+    def computed(dtype, backend):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        turn = type(rotary)(*(x.to(dtype) for x in rotary))
+        out = linear_attention(*leaves, rotary=turn, backend=backend, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
+
+    exact = computed(torch.float64, "torch")
+    for ours, torchs, true in zip(computed(torch.float32, "cpp"), computed(torch.float32, "torch"), exact, strict=True):
+        error, allowed = ((x.double() - true).norm() / true.norm() for x in (ours, torchs))
+        assert error <= 3 * max(allowed, 1e-7)
+
+
+def test_a_function_is_compiled_once_and_said_so(empty_cache, caplog):
+    query, key, value = torch.randn(3, 1, 2, 30, 16)
+    for _ in range(2):
+        out = linear_attention(query, key, value, feature_map=sharp)  # "auto" takes the kernel
+        cpu._addresses.clear()
+    with cpu.aside():
+        torch.testing.assert_close(out, linear_attention(query, key, value, feature_map=sharp))
+    assert len(list(empty_cache.glob("*.so"))) == 1
+    (said,) = caplog.messages
+    assert said.startswith("Compiling a function for the C++ kernel takes a second or two")
+
+
+def test_a_tensor_that_a_function_holds_is_read_at_each_call():
+    query, key, value = torch.randn(3, 1, 2, 30, 20)
+    factor = torch.ones(20)
+
+    def scaled(x):
+        return torch.relu(x * factor) + 0.1
+
+    outs = []
+    for _ in range(2):
+        outs.append(linear_attention(query, key, value, feature_map=scaled, backend="cpp"))
+        expected = linear_attention(query, key, value, feature_map=scaled, backend="torch")
+        torch.testing.assert_close(outs[-1], expected)
+        factor.mul_(torch.linspace(0.2, 3, 20))
+    assert not torch.allclose(*outs, atol=1e-3)
+
+
+def by_mass(num, den, mass, scale, eps):
+    return 1 / (den + mass), num / (den + mass)
+
+
+def test_what_cannot_be_traced_or_compiled_says_so_and_runs_in_plain_torch(empty_cache, monkeypatch):
+    query, key, value = torch.randn(3, 1, 2, 30, 16)
+    learned = torch.ones(16, requires_grad=True)
+    reasons = [
+        (
+            {"feature_map": lambda x: x.cumsum(2)},
+            r"the queries' feature_map: `cumsum` \(test_cpu_formulas.py, line \d+\)",
+        ),
+        ({"feature_map": lambda x: x * learned}, "its tensors need gradients, which the kernels do not give"),
+        ({"normalizer": by_mass, "weighting": "query_mean"}, "normalizer: it uses the mass, which query-mean weights"),
+        ({"feature_map": sharp}, "there is no C\\+\\+ compiler 'no-such'"),
+    ]
+    monkeypatch.setenv("CXX", "no-such")
+    for options, reason in reasons:
+        with pytest.raises(ValueError, match=f"which cannot run: .*{reason}"):
+            linear_attention(query, key, value, backend="cpp", **options)
+        assert linear_attention(query, key, value, **options).shape == value.shape

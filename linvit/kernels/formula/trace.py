@@ -82,6 +82,11 @@ class Formula:
         num = named("num", TOKEN)
         return level == gain * num and num not in in_order([gain])
 
+    @cached_property
+    def uses_mass(self) -> bool:
+        """Of a normalizer."""
+        return named("mass", TOKEN) in in_order(self.outputs)
+
     @property
     def tensors(self) -> list[Tensor]:
         """Scale and eps of a normalizer, and the tensors that the function holds; in the methods below, others of their
