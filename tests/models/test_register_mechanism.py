@@ -1,6 +1,8 @@
 """A mechanism from outside of the package, under a name of its own."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import timm
@@ -94,3 +96,19 @@ def test_what_cannot_be_registered_is_one_sentence(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         linvit.register_mechanism(**{"name": "mine", **options})
     assert "mine" not in MECHANISMS
+
+
+def test_the_code_of_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "use" / "own.md").read_text()
+    names: dict = {}
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+            exec(compile(block, "own.md", "exec"), names)
+        assert names["out"].shape == (2, 4, 196, 32)
+        assert names["matrix"].shape == (2, 4, 196, 196)
+        assert "sharp" in MECHANISMS
+        network = linvit.swap_attention(small(), "sharp")
+        assert network(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+    finally:
+        for table in (MECHANISMS, LINEAR_AXES, TOKEN_LAYERS):
+            table.pop("sharp", None)
