@@ -18,15 +18,15 @@ from images_by_class import write_classes
 from PIL import Image
 
 import linvit
-from linvit.ops import linear_attention, mala, rala
+from linvit.ops import linear_attention, mala, packed_linear_attention, rala
 from linvit.runs.own_images import new_recipe
 from linvit_cli import _parser
 
 WORDS = ["", " ", "-", "--", "~", "nothing.yaml", "photos", "note.txt", "run", ".", "/dev/full", "/dev/null", "a\nb"]
 WORDS += ["demo/ravlt_nano_digits", "ravlt_nano", "[/b]", "\x1b[31m", "é", "\udcff", "x" * 300, "data=", "data.size=-1"]
 WORDS += ["-1", "0", "1", "nan", "1e400", "99999999999999999999", "k=v", "data.nope=1", "--bogus", "None", "hf-hub:a/b"]
-HEAVY = ("demo", "compare", "bench", "data", "convert", "push")
-"""Commands that could work for minutes or send files: their cases always have a mistake."""
+HEAVY = ("demo", "compare", "bench", "data", "convert", "push", "explore")
+"""Commands that could work for minutes, serve a page or send files: their cases always have a mistake."""
 
 
 @cache
@@ -96,7 +96,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "run.predict(image, topk=X)": lambda value: tiny_run().predict([Image.new("L", (9, 9))], topk=[value]),
     "run.evaluate(X)": lambda value: tiny_run().evaluate(Path("nothing"), value),
     "run.analyze(X)": lambda value: tiny_run().analyze(value),
-    "run.generate(X)": lambda value: tiny_run().generate(prompt=value),
+    "register_mechanism(X)": lambda value: linvit.register_mechanism(value),
+    "packed_linear_attention(X)": lambda value: packed_linear_attention(value),
     "load_released(X)": lambda value: linvit.load_released(value, value),
     "swap_attention(X)": lambda value: linvit.swap_attention(value, "rala"),
     "swap_attention(deit, X)": lambda value: linvit.swap_attention(deit(), value),
