@@ -55,6 +55,8 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     if isinstance(weighting, Tensor):
         if causal:
             return "weights that are given have no causal kernel"
+        if options.get("normalizer") == "sum" and _needs_gradient(weighting):
+            return "normalizer='sum' has no gradient of weights that are given"
     elif weighting == "query_mean" and options.get("normalizer") == "sum":
         return "normalizer='sum' has a kernel for uniform weights only"
     elif causal and weighting != "uniform":
@@ -115,6 +117,7 @@ def inputs_obstacle(
     it supports functions as feature maps and normalizers.
     """
     query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    mass_has_gradient = _needs_gradient(weighting) if isinstance(weighting, Tensor) else weighting == "query_mean"
     if gradients and isinstance(weighting, Tensor):
         weighting = "uniform"
     axes = query_map, key_map, weighting, normalizer
@@ -135,13 +138,13 @@ def inputs_obstacle(
         return "this kernel has no gradients of rotary tables"
     for given, (name, known) in zip(axes, KNOWN, strict=True):  # last, because it may take a while
         if callable(given):
-            reason = formula_obstacle(given, query, known is FEATURE_MAPS, weighting)
+            reason = formula_obstacle(given, query, known is FEATURE_MAPS, mass_has_gradient)
             if reason is not None:
                 return f"{name}: {reason}"
     return None
 
 
-def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, weighting: str) -> str | None:
+def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, mass_has_gradient: bool) -> str | None:
     """Why a function cannot be a feature map, or a normalizer, of the kernels, as a clause; None if it can."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is tracing the model, and takes the function itself"
@@ -151,11 +154,15 @@ def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, 
         formula = formula_of(function, query.shape[1], query.shape[-1] if is_map else None, query.device)
     except Untraceable as error:
         return str(error)
-    if not is_map and weighting == "query_mean" and formula.uses_mass:
-        return "it uses the mass, which query-mean weights let depend on queries and keys, without a gradient here"
+    if not is_map and mass_has_gradient and formula.uses_mass:
+        return "it uses the mass, whose gradient for these weights the kernels do not give"
     if torch.is_grad_enabled() and any(x.requires_grad for x in formula.tensors):
         return "its tensors need gradients, which the kernels do not give"
     return None
+
+
+def _needs_gradient(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 def transforms() -> bool:

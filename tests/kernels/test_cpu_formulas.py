@@ -330,7 +330,7 @@ def test_what_cannot_be_traced_or_compiled_says_so_and_runs_in_plain_torch(empty
             r"the queries' feature_map: `cumsum` \(test_cpu_formulas.py, line \d+\)",
         ),
         ({"feature_map": lambda x: x * learned}, "its tensors need gradients, which the kernels do not give"),
-        ({"normalizer": by_mass, "weighting": "query_mean"}, "normalizer: it uses the mass, which query-mean weights"),
+        ({"normalizer": by_mass, "weighting": "query_mean"}, "normalizer: it uses the mass, whose gradient"),
         ({"feature_map": sharp}, "there is no C\\+\\+ compiler 'no-such'"),
     ]
     monkeypatch.setenv("CXX", "no-such")

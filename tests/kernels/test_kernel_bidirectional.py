@@ -254,6 +254,14 @@ def test_given_weights_and_their_gradient(device, tiled, preset, by_head, masked
         torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_the_mass_of_given_weights_has_no_gradient_in_a_kernel(device):
+    query, key, value = draw(device, tokens=20, heads=1)
+    weights = torch.rand(20, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match="normalizer='sum' has no gradient of weights that are given"):
+        dispatched(query, key, value, weighting=weights, normalizer="sum", backend="triton")
+    judge((query, key, value), weighting=weights.detach(), normalizer="sum")
+
+
 @pytest.mark.parametrize("preset", [RALA, MALA, *slow({})], ids=str)
 def test_gradient_of_a_learned_rotation(device, tiled, preset):
     tiled(rows=16, processors=2)
