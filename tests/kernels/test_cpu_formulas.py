@@ -270,7 +270,9 @@ def empty_cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("form", [{}, {"weighting": "query_mean"}, {"causal": True}], ids=str)
 @pytest.mark.parametrize(
-    ("feature_map", "normalizer"), [(sharp, "divide"), (softened, doubtful), (("elu1", sharp), "magnitude")], ids=str
+    ("feature_map", "normalizer"),
+    [(sharp, "divide"), (softened, doubtful), (("elu1", sharp), "magnitude")],
+    ids=["sharp", "softened and doubtful", "sharp keys"],
 )
 def test_functions_of_torch_run_in_the_kernel(feature_map, normalizer, form):
     tensors = [torch.randn(2, 2, 70, width) for width in (20, 20, 12)]

@@ -148,7 +148,7 @@ def output_and_gradients(tensors, grad, **options):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=str,
+    ids=["sharp", "masked", "causal", "magnitude", "query mean"],
 )
 def test_attention_with_functions_of_a_user(device, tiled, options, seen):
     tiled(rows=16, processors=2)

@@ -354,7 +354,9 @@ def test_inputs_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"weighting": "query_mean"}, {"causal": True}, {"weighting": torch.rand(7)}], ids=str
+    "options",
+    [{"weighting": "query_mean"}, {"causal": True}, {"weighting": torch.linspace(0.1, 1, 7)}],
+    ids=["rala", "causal", "given"],
 )
 def test_projections_in_one_tensor(options):
     projections = torch.randn(2, 7, 3, 2, 8, dtype=float64)
