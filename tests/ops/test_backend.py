@@ -42,7 +42,7 @@ def test_the_operator_needs_torch_alone_and_on_the_cpu_never_loads_the_kernels()
 
 
 def test_what_the_kernels_cannot_do_is_said():
-    refused("the queries' feature_map is a builtin_function_or_method", feature_map=torch.sigmoid)
+    refused(r"the queries' feature_map: `cumsum` \(test_backend.py, line \d+\)", feature_map=lambda x: x.cumsum(2))
     refused(
         "the keys' feature_map is 'softmax_tokens'.*elu1, relu, exp, identity", feature_map=("elu1", "softmax_tokens")
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import together
 import torch
-from tiers import slow
 from tiny_language import write_language_recipe
 from tiny_run import content, curve, differing, write_recipe
 from tiny_speech import write_speech_recipe
@@ -87,20 +86,11 @@ def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
     assert values(two, "images").unique().tolist() == [360]
 
 
-def forked(recipe):
-    """The run of two copies of this process, which have imported everything."""
-    return train_folder(recipe, [*TWO[:-1], "trainer.strategy=ddp_fork", PRECISE])
-
-
-def launched(recipe):
-    finished = start(TORCHRUN, recipe, PRECISE)
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns_in_float64(tmp_path):
+    finished = start(TORCHRUN, write_recipe(tmp_path, **ALIKE), PRECISE)
     assert finished.returncode == 0, finished.stdout
-    return recipe.parent / "run"
-
-
-@pytest.mark.parametrize("train", [forked, *slow(launched)])
-def test_two_processes_learn_what_one_learns_in_float64(train, tmp_path):
-    one, two = single(tmp_path / "one", PRECISE), train(write_recipe(tmp_path, **ALIKE))
+    one, two = single(tmp_path / "one", PRECISE), tmp_path / "run"
     ours, theirs = content(one)["state_dict"], content(two)["state_dict"]
     for key, value in ours.items():
         if key.startswith(("network.", "ema.")):
