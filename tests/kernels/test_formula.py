@@ -3,6 +3,9 @@
 import ctypes
 import re
 import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ from formula_examples import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linvit.kernels import formula
 from linvit.kernels.formula.cpp_source import FLAGS, cpp_source
 from linvit.kernels.formula.device import lowered
 from linvit.kernels.formula.recorder import Untraceable
@@ -75,13 +79,6 @@ template <typename F> void map(const float* x, const float* dy, float* y, float*
   for (int64_t t = 0; t < tokens * width; t += width) {
     F::forward(x + t, y + t, width, parameters);
     F::backward(x + t, dy + t, dx + t, width, parameters, sums);
-    if constexpr (F::elementwise) {  // the same once more, number by number
-      for (int64_t c = t; c < t + width; ++c) {
-        float slope = F::slope(x[c]);
-        if constexpr (F::slope_from_value) slope = F::slope_of_value(F::value(x[c]));
-        y[c] = (y[c] + F::value(x[c])) / 2, dx[c] = (dx[c] + slope * dy[c]) / 2;
-      }
-    }
   }
 }
 template <typename F> void rule(const float* const* given, float* gain, float* level, float* dnum, float* dden,
@@ -390,3 +387,49 @@ def test_generated_formulas(formula):
 @given(FORMULAS)
 def test_many_generated_formulas(formula):
     check_generated(formula)
+
+
+@pytest.fixture
+def no_formulas(monkeypatch):
+    for name, empty in (("_formulas", formula._formulas.__class__()), ("_traces", Counter()), ("_errors", {})):
+        monkeypatch.setattr(formula, name, empty)
+
+
+def scaled_by(x, factor):
+    return torch.relu(x * factor)
+
+
+def test_new_functions_of_the_same_code_are_traced_up_to_a_limit(no_formulas, monkeypatch):
+    monkeypatch.setattr(formula, "MOST", 3)
+    cpu = torch.device("cpu")
+    factors = [torch.rand(5) for _ in range(4)]
+    made = [formula.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu) for factor in factors[:3]]
+    assert len({id(x) for x in made}) == 3
+    with pytest.raises(Untraceable, match="have been made 3 times"):
+        formula.formula_of(partial(scaled_by, factor=factors[3]), 2, 5, cpu)
+    assert formula.formula_of(partial(scaled_by, factor=factors[2]), 2, 5, cpu) is made[2]
+
+
+def test_code_that_cannot_be_traced_is_not_tried_for_ever(no_formulas):
+    calls = []
+
+    def over_tokens(x, factor):
+        calls.append(1)
+        return x.cumsum(2) * factor
+
+    for _ in range(20):
+        with pytest.raises(Untraceable, match="`cumsum`"):
+            formula.formula_of(partial(over_tokens, factor=torch.rand(5)), 2, 5, torch.device("cpu"))
+    assert len(calls) <= 8
+
+
+def test_a_function_that_has_no_hash_is_traced(no_formulas):
+    @dataclass
+    class Scaled:
+        factor: float
+
+        def __call__(self, x):
+            return torch.relu(x) * self.factor
+
+    one, two = (formula.formula_of(Scaled(factor), 2, 5, torch.device("cpu")) for factor in (2.0, 3.0))
+    assert one.digest != two.digest

@@ -1,11 +1,12 @@
 """Device code of users' formulas: traced from functions of torch, written in Triton and C++.
 
-A function is traced once; its numbers become constants, its tensors are read at each call. To change a number, make a
-new function.
+A function is traced once; its numbers become constants, and its tensors are read at each call. A new function of the
+same code, with other numbers or tensors, is traced again, up to a limit.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -15,8 +16,11 @@ from linvit.kernels.formula.recorder import Untraceable as Untraceable
 from linvit.kernels.formula.trace import Formula as Formula
 from linvit.kernels.formula.trace import trace_map, trace_normalizer
 
-KEPT = 256  # formulas
+MOST = 256  # formulas that are kept, and traces of functions with the same code
+FAILURE = 32  # traces that one in vain counts as
 _formulas: OrderedDict[Any, tuple[Any, Formula | Untraceable]] = OrderedDict()
+_traces: Counter[Hashable] = Counter()
+_errors: dict[Hashable, Untraceable] = {}  # the latest of functions with that code
 
 
 def formula_of(function: Callable[..., Any], heads: int, width: int | None, device: torch.device) -> Formula:
@@ -25,31 +29,44 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     Raises:
         Untraceable: if the function cannot become device code.
     """
-    key = (*_identity(function), heads, width, device)
+    code, values = _parts(function)
+    identity = (x if isinstance(x, int | float) else id(x) for x in values)
+    key = code, *identity, heads, width, device
     if key not in _formulas:
-        made: Formula | Untraceable
-        try:
-            made = (
-                trace_normalizer(function, heads, device)
-                if width is None
-                else trace_map(function, heads, width, device)
-            )
-        except Untraceable as error:
-            made = error
-        _formulas[key] = function, made  # the function keeps alive what the key names
-        if len(_formulas) > KEPT:
+        _formulas[key] = (function, values), _traced(function, code, heads, width, device)  # kept, so that ids stay
+        if len(_formulas) > MOST:
             _formulas.popitem(last=False)
-    made = _formulas[key][1]
-    if isinstance(made, Untraceable):
-        raise Untraceable(str(made))
-    return made
+    formula = _formulas[key][1]
+    if isinstance(formula, Untraceable):
+        raise Untraceable(str(formula))
+    return formula
 
 
-def _identity(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """Equal for functions that compute the same from the same tensors, such as those of one `lambda` of a loop."""
+def _traced(
+    function: Callable[..., Any], code: Hashable, heads: int, width: int | None, device: torch.device
+) -> Formula | Untraceable:
+    if _traces[code] >= MOST:
+        reason = f"functions of this code have been made {MOST} times, and each must be traced: make one and keep it"
+        return _errors.get(code, Untraceable(reason))
+    _traces[code] += 1
+    try:
+        if width is None:
+            return trace_normalizer(function, heads, device)
+        return trace_map(function, heads, width, device)
+    except Untraceable as error:
+        _traces[code] += FAILURE
+        _errors[code] = error
+        return error
+
+
+def _parts(function: Callable[..., Any]) -> tuple[Hashable, list[Any]]:
+    """The code of a function, and the objects and numbers that it finds by name: equal if it computes the same."""
+    if isinstance(function, partial):
+        code, values = _parts(function.func)
+        return code, [*values, *function.args, *function.keywords.values()]
     if not isinstance(function, FunctionType):
-        return (function,)
-    code, cells = function.__code__, [cell.cell_contents for cell in function.__closure__ or ()]
-    names = [function.__globals__.get(name) for name in code.co_names]
-    values = [*cells, *(function.__defaults__ or ()), *names]
-    return code, *(x if isinstance(x, int | float) else id(x) for x in values)
+        return (function, []) if isinstance(function, Hashable) else (id(function), [])
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    names = [function.__globals__.get(name) for name in function.__code__.co_names]
+    return function.__code__, [*cells, *defaults, *names]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from linvit.kernels.formula.device import lowered, ranges
 from linvit.kernels.formula.trace import Formula
-from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, TILE, Value, in_order, named, replaced
+from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, Value, in_order
 
 FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd")
 WIDEST = 1024
@@ -124,7 +124,6 @@ def cpp_source(*formulas: Formula) -> str:
         forward(x, y, width, parameters)
         backward(x, dy, dx, width, parameters, sums)        adds to `sums`, rows or single numbers too
 
-    Of an elementwise map also, of single numbers, value(x), slope(x) and, where `slope_from_value`, slope_of_value(y).
     Of a normalizer, with std::array<float, 2> of gain and level, and of dnum and dden:
 
         forward(num, den, mass, scale, eps, parameters)
@@ -137,18 +136,8 @@ def cpp_source(*formulas: Formula) -> str:
 
 def _map_functions(formula: Formula) -> str:
     parameters = "int64_t width, const float* const* parameters"
-    text = f"  static constexpr bool elementwise = {_number(formula.factor is not None)};\n"
-    if formula.factor is not None:
-        y = named("y", TILE)
-        by_value = replaced(formula.factor, formula.outputs[0], y)
-        from_value = named("x", TILE) not in in_order([by_value])
-        text += f"  static constexpr bool slope_from_value = {_number(from_value)};\n"
-        text += _number_function("float value(float x)", [formula.outputs[0]])
-        text += _number_function("float slope(float x)", [formula.factor])
-        if from_value:
-            text += _number_function("float slope_of_value(float y)", [by_value])
     sums = [(f"sum{i}" if varies else f"sums[{i}]", value, varies) for i, (value, varies) in enumerate(formula.sums)]
-    text += f"  static void forward(const float* x, float* y, {parameters}) {{\n"
+    text = f"  static void forward(const float* x, float* y, {parameters}) {{\n"
     text += _loops([("y", formula.outputs[0], True)], [])
     text += f"  static void backward(const float* x, const float* dy, float* dx, {parameters}, float* const* sums) {{\n"
     return text + _loops([("dx", formula.gradients[0], True)], sums)

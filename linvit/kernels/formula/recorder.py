@@ -39,7 +39,7 @@ class Untraceable(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that torch computes outside the device code, in the place of an argument."""
+    """Stands for a tensor that PyTorch computes before or after the kernel runs."""
 
     index: int
 
@@ -54,7 +54,7 @@ class Known(NamedTuple):
 
 
 class Outside:
-    """What torch computes itself, step by step.
+    """The steps that PyTorch computes itself, before or after the kernel runs.
 
     Attributes:
         held: tensors that the function holds, and, to be given, sums over tokens; by slot.
@@ -210,7 +210,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def in_step(self, x: Any) -> Any:
-        """The argument of a step outside: a slot in the place of a tensor."""
+        """The argument as it is stored with a step: tensors are replaced by their slots."""
         slot = self.knowledge(x).slot if isinstance(x, Tensor) else None
         return x if slot is None else Slot(slot)
 

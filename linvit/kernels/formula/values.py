@@ -264,15 +264,6 @@ def rebuilt(outputs: Iterable[Value], rule: Callable[[Value, tuple[Value, ...]],
     return [new[output] for output in outputs]
 
 
-def replaced(value: Value, old: Value, new: Value) -> Value:
-    """The value with another one in place of one that it is computed from."""
-
-    def rule(x: Value, operands: tuple[Value, ...]) -> Value:
-        return new if x == old else make(x.op, *operands) if operands else x
-
-    return rebuilt([value], rule)[0]
-
-
 def evaluate(outputs: Iterable[Value], given: Mapping[str, Tensor]) -> list[Tensor]:
     """The outputs in plain torch, in the dtype of the given numbers, whose channels are the last axis."""
     outputs, computed = list(outputs), dict[Value, Tensor]()
