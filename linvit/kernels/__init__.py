@@ -85,7 +85,7 @@ def packed_linear_attention(
     )
     tables = _tables(rotary)
     keep = _needs_gradients(projections, *tables)
-    out: Tensor = attend_packed(projections, *tables, key_mask, cu_seqlens, *rule, keep)[0]
+    out: Tensor = attend_packed(projections, *tables, key_mask, None, cu_seqlens, *rule, keep)[0]
     return out
 
 

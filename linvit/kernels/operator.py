@@ -4,7 +4,7 @@
 whose gradient is written as one tensor too: gradients of three views would be copied into it once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,54 +13,33 @@ from torch import Tensor, library
 from linvit.kernels import launch
 from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
-Rule = tuple[str, str, bool, int, str, float]  # the operators' last arguments: query_map … eps
+QUERY_KEY_VALUE = "Tensor query, Tensor key, Tensor value"
+SEEN = "Tensor? cos, Tensor? sin, Tensor? visible, Tensor? weights, Tensor? cu_seqlens"
+RULE = "str query_map, str key_map, bool query_mean, int block, str normalizer, float eps"
+KEPT = "Tensor states, Tensor sums"
 
 
-@library.custom_op("linvit::attend", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    visible: Tensor | None,
-    weights: Tensor | None,
-    cu_seqlens: Tensor | None,
-    query_map: str,
-    key_map: str,
-    query_mean: bool,
-    block: int,
-    normalizer: str,
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def operator(name: str, arguments: str, results: int) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a function an operator of these arguments that returns so many tensors."""
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
+    return library.custom_op(f"linvit::{name}", mutates_args=(), schema=schema)
+
+
+@operator("attend", f"{QUERY_KEY_VALUE}, {SEEN}, {RULE}, bool keep", 3)
+def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Output, the heads' states and their sums of κ(q), which gradients need; empty if there are none."""
-    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
-    return _forward(inputs, (query_map, key_map, query_mean, block, normalizer, eps), keep)
+    return _forward((query, key, value), *rest)
 
 
-@library.custom_op("linvit::attend_packed", mutates_args=())
-def attend_packed(
-    projections: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    query_map: str,
-    key_map: str,
-    query_mean: bool,
-    block: int,
-    normalizer: str,
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@operator("attend_packed", f"Tensor projections, {SEEN}, {RULE}, bool keep", 3)
+def attend_packed(projections: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """As `attend`."""
-    inputs = launch.Inputs(*parts_of(projections), (cos, sin), visible, None, cu_seqlens)
-    return _forward(inputs, (query_map, key_map, query_mean, block, normalizer, eps), keep)
+    return _forward(parts_of(projections), *rest)
 
 
-def _forward(inputs: launch.Inputs, rule: Rule, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    options, block = _options(rule)
+def _forward(parts: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *seen_and_rule, keep = rest
+    inputs, options, block = _call(parts, *seen_and_rule)
     nothing = inputs.query.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(inputs.query):
         if block:
@@ -72,103 +51,70 @@ def _forward(inputs: launch.Inputs, rule: Rule, keep: bool) -> tuple[Tensor, Ten
     return out, states, nothing if sums is None else sums
 
 
-def parts_of(projections: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def parts_of(projections: Tensor) -> Sequence[Tensor]:
     """Queries, keys and values as views, (batch, heads, tokens, width)."""
-    query, key, value = projections.permute(2, 0, 3, 1, 4).unbind(0)
-    return query, key, value
+    return projections.permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def _options(rule: Rule) -> tuple[launch.Options, int]:
-    query_map, key_map, query_mean, block, normalizer, eps = rule
-    return launch.Options(query_map, key_map, query_mean, normalizer, eps), block
+def _call(
+    parts: Sequence[Tensor],
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    weights: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_map: str,
+    key_map: str,
+    query_mean: bool,
+    block: int,
+    normalizer: str,
+    eps: float,
+) -> tuple[launch.Inputs, launch.Options, int]:
+    query, key, value = parts
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
+    return inputs, launch.Options(query_map, key_map, query_mean, normalizer, eps), block
 
 
-@attend.register_fake
-def _shapes(query, key, value, cos, sin, visible, weights, cu_seqlens, *rest):  # type: ignore[no-untyped-def]
-    query_mean, keep = rest[2], rest[-1]
-    options, block = _options(rest[:-1])
+def _shapes(parts: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_forward`, empty."""
+    *seen_and_rule, keep = rest
+    inputs, options, block = _call(parts, *seen_and_rule)
+    query, value, cu_seqlens = inputs.query, inputs.value, inputs.cu_seqlens
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if block:
-        inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
         call = launch.Call(inputs, options._replace(query_mean=False), causal=True)
         keep = keep and launch.is_long(call, block)
         sequences *= -(-query.shape[2] // block)
     heads, width = sequences * query.shape[1], query.shape[-1]
     size = launch.state_size(width, value.shape[-1])
     states = query.new_empty((heads, size) if keep else (0,), dtype=torch.float32)
-    sums = states.new_empty((heads, width + 1) if keep and query_mean else (0,))
+    sums = states.new_empty((heads, width + 1) if keep and options.query_mean else (0,))
     return launch.room(query, value), states, sums
 
 
-@attend_packed.register_fake
-def _(projections, cos, sin, visible, cu_seqlens, *rest):  # type: ignore[no-untyped-def]
-    return _shapes(*parts_of(projections), cos, sin, visible, None, cu_seqlens, *rest)
+attend.register_fake(lambda query, key, value, *rest: _shapes((query, key, value), *rest))
+attend_packed.register_fake(lambda projections, *rest: _shapes(parts_of(projections), *rest))
 
 
-@library.custom_op("linvit::attend_backward", mutates_args=())
-def attend_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    visible: Tensor | None,
-    weights: Tensor | None,
-    cu_seqlens: Tensor | None,
-    states: Tensor,
-    sums: Tensor,
-    query_map: str,
-    key_map: str,
-    query_mean: bool,
-    block: int,
-    normalizer: str,
-    eps: float,
-    tables: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operator("attend_backward", f"Tensor grad, {QUERY_KEY_VALUE}, {SEEN}, {KEPT}, {RULE}, bool tables", 5)
+def attend_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key and value; of given weights; and of cosines and sines, side by side. Or empty tensors."""
-    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
-    rule = query_map, key_map, query_mean, block, normalizer, eps
-    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
-    return dq, dk, dv, *_backward(grad, inputs, states, sums, rule, (dq, dk, dv), tables)
+    into = tuple(torch.empty_like(x) for x in (query, key, value))
+    return *into, *_backward(grad, (query, key, value), into, *rest)
 
 
-@library.custom_op("linvit::attend_packed_backward", mutates_args=())
-def attend_packed_backward(
-    grad: Tensor,
-    projections: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    states: Tensor,
-    sums: Tensor,
-    query_map: str,
-    key_map: str,
-    query_mean: bool,
-    block: int,
-    normalizer: str,
-    eps: float,
-    tables: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the projections, contiguous, and of cosines and sines as in `attend_backward`."""
-    inputs = launch.Inputs(*parts_of(projections), (cos, sin), visible, None, cu_seqlens)
-    rule = query_map, key_map, query_mean, block, normalizer, eps
+@operator("attend_packed_backward", f"Tensor grad, Tensor projections, {SEEN}, {KEPT}, {RULE}, bool tables", 3)
+def attend_packed_backward(grad: Tensor, projections: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of the projections, contiguous, and the others of `attend_backward`."""
     gradient = torch.empty_like(projections, memory_format=torch.contiguous_format)
-    return gradient, _backward(grad, inputs, states, sums, rule, parts_of(gradient), tables)[1]
+    return gradient, *_backward(grad, parts_of(projections), parts_of(gradient), *rest)
 
 
-def _backward(
-    grad: Tensor,
-    inputs: launch.Inputs,
-    states: Tensor,
-    sums: Tensor,
-    rule: Rule,
-    into: Sequence[Tensor],
-    tables: bool,
-) -> tuple[Tensor, Tensor]:
+def _backward(grad: Tensor, parts: Sequence[Tensor], into: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
     """Gradients of weights and tables; those of query, key and value are written into tensors."""
-    options, block = _options(rule)
+    *seen, states, sums = rest[:7]
+    *rule, tables = rest[7:]
+    inputs, options, block = _call(parts, *seen, *rule)
     with torch.cuda.device_of(grad):
         if block:
             launch.causal_backward(grad, inputs, states, options, block, into)
@@ -180,47 +126,45 @@ def _backward(
     return of_weights, of_tables
 
 
-@attend_backward.register_fake
-def _(grad, query, key, value, cos, sin, visible, weights, cu_seqlens, states, *rest):  # type: ignore[no-untyped-def]
+def _backward_shapes(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    weights, states, tables = rest[3], rest[5], rest[-1]
     of_weights = states.new_empty(0 if weights is None else weights.shape, dtype=torch.float32)
-    of_tables = states.new_empty((query.shape[2], query.shape[3]) if rest[-1] else 0)
-    return *(torch.empty_like(x) for x in (query, key, value)), of_weights, of_tables
+    return of_weights, states.new_empty((query.shape[2], query.shape[3]) if tables else 0)
+
+
+@attend_backward.register_fake
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *(torch.empty_like(x) for x in (query, key, value)), *_backward_shapes(query, *rest)
 
 
 @attend_packed_backward.register_fake
-def _(grad, projections, cos, sin, visible, cu_seqlens, states, *rest):  # type: ignore[no-untyped-def]
-    of_tables = states.new_empty((projections.shape[1], projections.shape[4]) if rest[-1] else 0)
-    return torch.empty_like(projections, memory_format=torch.contiguous_format), of_tables
+def _(grad: Tensor, projections: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    gradient = torch.empty_like(projections, memory_format=torch.contiguous_format)
+    return gradient, *_backward_shapes(parts_of(projections)[0], *rest)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, rule = inputs[:-7], inputs[-7:-1]
-    _, states, sums = output
-    ctx.mark_non_differentiable(states, sums)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, states, sums)
-    ctx.rule = rule
+def _differentiate(forward: Any, backward: Any, count: int) -> None:
+    """Registers the gradient of an operator whose first `count` arguments are queries, keys and values."""
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[: count + 5], *output[1:])
+        ctx.rule = inputs[count + 5 : -1]
+
+    def gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * (count + 12)
+        tables = any(ctx.needs_input_grad[count : count + 2])
+        *given, of_weights, of_tables = backward(grad, *ctx.saved_tensors, *ctx.rule, tables)
+        cos, sin = of_tables.tensor_split(2, dim=-1) if tables else (None, None)
+        return *given, cos, sin, None, of_weights if ctx.needs_input_grad[count + 3] else None, *(None,) * 8
+
+    forward.register_autograd(gradients, setup_context=save)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 15
-    tables = any(ctx.needs_input_grad[3:5])
-    *gradients, of_weights, of_tables = attend_backward(grad, *ctx.saved_tensors, *ctx.rule, tables)
-    cos, sin = of_tables.tensor_split(2, dim=-1) if tables else (None, None)
-    return *gradients, cos, sin, None, of_weights if ctx.needs_input_grad[6] else None, *(None,) * 8
-
-
-def _packed_gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 12
-    tables = any(ctx.needs_input_grad[1:3])
-    gradient, of_tables = attend_packed_backward(grad, *ctx.saved_tensors, *ctx.rule, tables)
-    return gradient, *(of_tables.tensor_split(2, dim=-1) if tables else (None, None)), *(None,) * 9
-
-
-attend.register_autograd(_gradients, setup_context=_save)
-attend_packed.register_autograd(_packed_gradients, setup_context=_save)
+_differentiate(attend, attend_backward, 3)
+_differentiate(attend_packed, attend_packed_backward, 1)
 
 
 @library.custom_op("linvit::attend_softmax", mutates_args=())
