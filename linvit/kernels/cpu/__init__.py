@@ -107,10 +107,13 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     if reason is not None:
         return reason
     maps = options.get("feature_map", "elu1")
+    axes = [(x, True) for x in (maps if isinstance(maps, tuple | list) else [maps])] + [
+        (options.get("normalizer"), False)
+    ]
     try:
-        for given in (*(maps if isinstance(maps, tuple | list) else [maps]), options.get("normalizer")):
+        for given, is_map in axes:
             if callable(given):
-                _compiled(given, query, given is not options.get("normalizer"))
+                _compiled(given, query, is_map)
     except ValueError as error:
         return str(error).rstrip(".")
     return None
