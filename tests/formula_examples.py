@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from linvit.kernels.formula.trace import trace_map, trace_normalizer
-from linvit.ops.feature_map import FEATURE_MAPS
-from linvit.ops.normalizer import NORMALIZERS
+from linvit.formulas.feature_map import FEATURE_MAPS
+from linvit.formulas.normalizer import NORMALIZERS
+from linvit.formulas.trace import trace_map, trace_normalizer
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 17
 

@@ -14,12 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.arguments import check_dense, check_network
 from linvit.errors import SettingError
+from linvit.formulas.feature_map import query_and_key_map
 from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
 from linvit.layers.operator import AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
 from linvit.layers.token_attention import TokenAttention
 from linvit.ops import Rotary, attention_scores
-from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
 from linvit.ops.state import Weights, accumulator_dtype, summarize, token_weights
 from linvit.ranges import OneOf, check

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linvit.analysis.measured import Layer, Measured, Values, check_matrix, gather
 from linvit.analysis.probe import Inputs, Operands, Probe, mapped, one_by_one, visit
+from linvit.formulas.normalizer import resolve_normalizer
 from linvit.layers.operator import rotated
-from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import summarize
 from linvit.ranges import Share, check

@@ -16,11 +16,11 @@ from linvit.bench.machine import peak
 from linvit.bench.options import OperatorOptions
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Progress, Report, Row, Trial, crossover, curves, growth, measure_groups
+from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.ops import linear_attention, rotary_2d
-from linvit.ops.feature_map import FEATURE_MAPS
 from linvit.ranges import check_names
 
 SOFTMAX = "softmax"

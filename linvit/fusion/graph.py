@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
+from linvit.formulas.feature_map import identity
+from linvit.formulas.normalizer import NORMALIZERS
 from linvit.fusion import care, folds, pyramid
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import (
@@ -26,8 +28,6 @@ from linvit.layers import (
 )
 from linvit.layers.mixer import Strips, ValueAttention
 from linvit.ops import Rotary
-from linvit.ops.feature_map import identity
-from linvit.ops.normalizer import NORMALIZERS
 from linvit.ops.state import accumulator_dtype
 
 EPS = 1e-6  # that of linear_attention

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.formulas import formula_of
 from linvit.kernels import cpu as cpu
-from linvit.kernels.formula import formula_of
 from linvit.kernels.support import obstacle as obstacle
 from linvit.kernels.support import softmax_obstacle as softmax_obstacle
 
@@ -122,7 +122,7 @@ def _rule(
     query: Tensor, feature_map: Map | tuple[Map, Map], weighting: str | Tensor, block: int, normalizer: Map, eps: float
 ) -> tuple[str, str, bool, int, str, float]:
     """The arguments of the operator, which knows functions by the names of their formulas."""
-    from linvit.kernels.formulas import name_of
+    from linvit.kernels.device_code import name_of
 
     def name(given: Map, width: int | None) -> str:
         if isinstance(given, str):

@@ -20,7 +20,7 @@ and likewise, unrotated, with dden_i (dnum and dden already divided by n_i).
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import INTERPRETED
+from linvit.kernels.device_code import INTERPRETED
 from linvit.kernels.tiles import (
     factor,
     features,

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
-from linvit.kernels.formulas import FEATURE_MAPS, NORMALIZERS, interpreted
+from linvit.kernels.device_code import FEATURE_MAPS, NORMALIZERS, interpreted
 from linvit.kernels.read import read
 from linvit.kernels.short import attend_head
 from linvit.kernels.state import merge, merge_blocks, query_mean, summarize

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import LOG2E
+from linvit.kernels.device_code import LOG2E
 from linvit.kernels.read import write_outputs
 from linvit.kernels.state import (
     ROOM,

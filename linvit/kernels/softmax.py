@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import LOG2E, power_of_two
+from linvit.kernels.device_code import LOG2E, power_of_two
 from linvit.kernels.tiles import (
     factor,
     head_of,

@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from linvit.kernels.formulas import interpreted
+from linvit.kernels.device_code import interpreted
 from linvit.kernels.launch import RESIDENT, Inputs, Setting, processors, room, strided, strided_mask
 from linvit.kernels.softmax import softmax_head, softmax_head_backward
 from linvit.kernels.support import MOST_KEYS, PADDED, padded

@@ -9,7 +9,7 @@ order, so results are the same in every run.
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import LOG2E, power_of_two
+from linvit.kernels.device_code import LOG2E, power_of_two
 from linvit.kernels.tiles import (
     factor,
     features,

@@ -17,7 +17,7 @@ shift are unused.
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import LOG2E, power_of_two
+from linvit.kernels.device_code import LOG2E, power_of_two
 from linvit.kernels.state import (
     load_mass,
     load_query_mean,

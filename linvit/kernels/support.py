@@ -148,7 +148,7 @@ def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, 
     """Why a function cannot be a feature map, or a normalizer, of the kernels, as a clause; None if it can."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is tracing the model, and takes the function itself"
-    from linvit.kernels.formula import Untraceable, formula_of
+    from linvit.formulas import Untraceable, formula_of
 
     try:
         formula = formula_of(function, query.shape[1], query.shape[-1] if is_map else None, query.device)
@@ -203,7 +203,7 @@ def machine_obstacle(
             return f"{heads} needs {needed:,} bytes of shared memory per program, and the GPU has {limit:,}"
         return None
     if device.type == "cpu":
-        from linvit.kernels.formulas import interpreted
+        from linvit.kernels.device_code import interpreted
 
         if interpreted():
             return None

@@ -9,7 +9,7 @@ so that the inner loops of the kernels contain no masks.
 import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import INTERPRETED
+from linvit.kernels.device_code import INTERPRETED
 
 
 @triton.jit

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError
+from linvit.formulas.feature_map import FeatureMap, query_and_key_map
+from linvit.formulas.normalizer import Normalizer, resolve_normalizer
 from linvit.layers.checks import TensorOptions, multiple_of_heads
 from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.backend import softmax_kernel_for
-from linvit.ops.feature_map import FeatureMap, query_and_key_map
-from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard, Weighting
 from linvit.ranges import lookup

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from linvit.errors import SettingError
+from linvit.formulas.feature_map import FeatureMap
+from linvit.formulas.normalizer import Normalizer
 from linvit.layers.attention import MODULATIONS, check_turns
 from linvit.layers.checks import Device, Dtype, Rate, TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ops.feature_map import FeatureMap
-from linvit.ops.normalizer import Normalizer
 from linvit.ops.state import Weighting
 from linvit.ranges import IsA, OneOf, lookup
 

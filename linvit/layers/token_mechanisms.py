@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.errors import SettingError
+from linvit.formulas.feature_map import focused
 from linvit.layers.checks import Device, Dtype, TensorOptions
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import merged
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention, TokenOptions
 from linvit.ops import Rotary, rotary_2d
-from linvit.ops.feature_map import focused
 from linvit.ranges import Count
 
 

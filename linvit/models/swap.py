@@ -24,6 +24,8 @@ from torch import nn
 
 from linvit.arguments import kind
 from linvit.errors import SettingError
+from linvit.formulas.feature_map import FeatureMap
+from linvit.formulas.normalizer import Normalizer
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
 from linvit.layers.mechanisms import DEIT_AND_SWIN, LINEAR_AXES, MECHANISMS, PREFIX, Mechanism
 from linvit.layers.operator import Operator
@@ -33,8 +35,6 @@ from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
-from linvit.ops.feature_map import FeatureMap
-from linvit.ops.normalizer import Normalizer
 from linvit.ops.state import Weighting
 from linvit.ranges import Amount, Count, check, declared, lookup, nearest
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import is_traced
-from linvit.ops.feature_map import FeatureMap, query_and_key_map, sees_one_token
-from linvit.ops.normalizer import Normalizer, resolve_normalizer
+from linvit.formulas.feature_map import FeatureMap, query_and_key_map, sees_one_token
+from linvit.formulas.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import (
     Shard,

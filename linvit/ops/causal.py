@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.arguments import is_traced
+from linvit.formulas.normalizer import Normalizer
 from linvit.ops.bidirectional import Rule, Tokens, mapped
-from linvit.ops.normalizer import Normalizer
 from linvit.ops.state import State, Weights, count, joined, nonzero, query_mean, read, summarize, token_weights
 
 CHUNK = 64

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import FLOATS, check_dense, check_tensors, kind
+from linvit.formulas.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.causal import at_hand
-from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.position import Rotary
 from linvit.ops.state import FIELDS, WEIGHTINGS, Shard, State, Weighting, accumulator_dtype, field_sizes, visible_tokens
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import check_tensors
+from linvit.formulas.feature_map import FeatureMap
+from linvit.formulas.normalizer import Normalizer
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
 from linvit.ops.checks import check_call, check_shard, check_state, weights_of
-from linvit.ops.feature_map import FeatureMap
-from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
 from linvit.ops.state import Shard, State, Weighting, visible_tokens
 
@@ -57,7 +57,7 @@ def linear_attention(
             a query sees; or a function of κ(q), κ(k) and the mask (batch, heads, tokens) or None that returns such
             weights, for bidirectional attention.
         normalizer: a name in NORMALIZERS, such as "divide", "magnitude", "subtract", "none" or "sum", or a function of
-            num, den, mass, scale and eps that returns gain and level, see `linvit.ops.normalizer`.
+            num, den, mass, scale and eps that returns gain and level, see `linvit.formulas.normalizer`.
         rotary: table from `rotary_1d`, `rotary_2d` or `rotary_3d`. Only the numerator is rotated, as in the released
             code, so rows of scores sum to one only without it.
         key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). Masked keys and values may be

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.formulas.feature_map import FeatureMap
+from linvit.formulas.normalizer import Normalizer
 from linvit.ops.bidirectional import mapped, rule_of, tokens_of
 from linvit.ops.checks import check_call, weights_of
-from linvit.ops.feature_map import FeatureMap
-from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary
 from linvit.ops.state import Weighting, Weights, token_weights
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import check_dense, check_floating, kind
-from linvit.ops.normalizer import Normalizer
+from linvit.formulas.normalizer import Normalizer
 
 Weighting = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Weights from κ(q), κ(k) and the mask (batch, heads, tokens) or None."""
@@ -175,7 +175,7 @@ def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normali
         state: the summary of the tokens that they see.
         query: κ(q), (batch, heads, queries, width).
         rotated_query: Rκ(q), the same shape; `query` itself without rotation.
-        normalizer: sets gain and level, see `linvit.ops.normalizer`.
+        normalizer: sets gain and level, see `linvit.formulas.normalizer`.
         eps: added to denominators.
 
     Returns:

@@ -15,9 +15,9 @@ from linvit.analysis.magnitude import (
 from linvit.analysis.measured import rows, select
 from linvit.analysis.probe import Operands, Probe
 from linvit.analysis.scores import scaled
+from linvit.formulas.feature_map import elu1
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.ops import attention_scores
-from linvit.ops.feature_map import elu1
 
 TOKENS, WIDTH = 37, 20
 EXACT = {"rtol": 1e-10, "atol": 1e-14}

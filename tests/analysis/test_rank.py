@@ -8,8 +8,8 @@ import linvit  # noqa: F401
 from linvit.analysis.measured import select
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import SPECTRUM, matrices, measure_ranks, rank_measures
+from linvit.formulas.feature_map import elu1
 from linvit.ops import linear_attention
-from linvit.ops.feature_map import elu1
 from linvit.ops.position import rotate
 
 

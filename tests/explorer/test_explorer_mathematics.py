@@ -10,10 +10,10 @@ from torch.testing import assert_close
 from linvit.analysis.probe import Operands, kv_state
 from linvit.analysis.rank import SPECTRUM, rank_measures
 from linvit.analysis.scores import evenly, scaled, score_measures
+from linvit.formulas.feature_map import FEATURE_MAPS
+from linvit.formulas.normalizer import NORMALIZERS
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ops import attention_scores, linear_attention, rotary_2d
-from linvit.ops.feature_map import FEATURE_MAPS
-from linvit.ops.normalizer import NORMALIZERS
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no Node.js here to run the page's modules")
 

@@ -18,7 +18,7 @@ from formula_examples import (
 )
 from tiers import quick
 
-from linvit.kernels.formula.triton_source import triton_functions, triton_source
+from linvit.formulas.triton_source import triton_functions, triton_source
 from linvit.ops import linear_attention, rotary_1d
 
 QUICK = (

@@ -78,7 +78,7 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
         ("state.py", "3.4028234663852886e38", "3e38", {"forward", "causal_forward"}),
         ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
         ("short.py", "shift = 0.0", "shift = 1.0", {"forward"}),
-        ("formulas.py", "tl.minimum(x * LOG2E, 0.0, LOUD)", "x", bidirectional | causal),
+        ("device_code.py", "tl.minimum(x * LOG2E, 0.0, LOUD)", "x", bidirectional | causal),
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
         ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
         ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),
@@ -93,7 +93,7 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
 def test_every_kernel_counts(folder):
     files = [
         folder / f"{name}.py"
-        for name in ("causal", "formulas", "read", "short", "softmax", "state", "state_backward", "tiles")
+        for name in ("causal", "device_code", "read", "short", "softmax", "state", "state_backward", "tiles")
     ]
     kernels = [
         node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")

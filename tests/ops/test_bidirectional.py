@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 import torch
 
+from linvit.formulas.feature_map import ACROSS_TOKENS, FEATURE_MAPS
+from linvit.formulas.normalizer import NORMALIZERS
 from linvit.ops import bidirectional as module
 from linvit.ops import linear_attention, mala, rala, rotary_1d, rotary_2d
-from linvit.ops.feature_map import ACROSS_TOKENS, FEATURE_MAPS
-from linvit.ops.normalizer import NORMALIZERS
 
 float64 = torch.float64
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from linvit.formulas.feature_map import elu1
+from linvit.formulas.normalizer import magnitude
 from linvit.ops import State, linear_attention, linear_attention_step, merge, rotary_1d
-from linvit.ops.feature_map import elu1
-from linvit.ops.normalizer import magnitude
 from linvit.ops.position import rotate
 from linvit.ops.state import Weights, read, summarize
 

@@ -11,6 +11,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from linvit.arguments import kind
+from linvit.formulas.feature_map import query_and_key_map, resolve_feature_map
+from linvit.formulas.normalizer import resolve_normalizer
 from linvit.ops import (
     Rotary,
     State,
@@ -23,8 +25,6 @@ from linvit.ops import (
     rotary_1d,
     rotary_2d,
 )
-from linvit.ops.feature_map import query_and_key_map, resolve_feature_map
-from linvit.ops.normalizer import resolve_normalizer
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 6, 8
 

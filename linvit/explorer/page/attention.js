@@ -20,7 +20,7 @@
 
 const elementwise = (f) => (x) => Float64Array.from(x, f);
 
-/** κ by name: functions of a row-major array (tokens × width) and its width, named as in linvit.ops.feature_map. */
+/** κ by name: functions of a row-major array (tokens × width) and its width, named as in linvit.formulas.feature_map. */
 export const FEATURE_MAPS = {
   elu1: elementwise((x) => (x > 0 ? x + 1 : Math.exp(x))),
   relu: elementwise((x) => Math.max(x, 0)),
@@ -33,7 +33,7 @@ export const FEATURE_MAPS = {
   softmax: byToken(softmax),
 };
 
-/** Gain and level of a row by name of the normalizer, as in linvit.ops.normalizer. */
+/** Gain and level of a row by name of the normalizer, as in linvit.formulas.normalizer. */
 export const NORMALIZERS = {
   divide: (num, den, mass, s, eps) => [1 / (den + eps), num / (den + eps)],
   magnitude: (num, den, mass, s, eps) => {

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, library
 
+from linvit.formulas import formula_of
+from linvit.formulas.cpp_source import TABLE, library_source
 from linvit.kernels.cpu import depthwise as depthwise
 from linvit.kernels.cpu.compiling import compile_formulas, load, prebuilt
-from linvit.kernels.formula import formula_of
-from linvit.kernels.formula.cpp_source import TABLE, library_source
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
 _aside = False

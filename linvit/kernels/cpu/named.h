@@ -32,7 +32,7 @@ struct Pointwise {
 const Map* const MAPS[] = {&Pointwise<elu1, elu1_slope>::map, &Pointwise<relu, relu_slope>::map,
                            &Pointwise<exp_of, exp_of>::map, &Pointwise<identity, identity_slope>::map};
 
-// Gain and level of linvit/ops/normalizer.py, and their derivatives by den and num; gain does not depend on num.
+// Gain and level of linvit/formulas/normalizer.py, and their derivatives by den and num; gain does not depend on num.
 struct Setting {
   float gain, level, gain_by_den, level_by_num, level_by_den;
 };

@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from linvit.kernels.formula.device import lowered
-from linvit.kernels.formula.trace import Formula
-from linvit.kernels.formula.values import CHANNEL, OPERATIONS, TILE, TOKEN, Value, in_order
+from linvit.formulas.device import lowered
+from linvit.formulas.trace import Formula
+from linvit.formulas.values import CHANNEL, OPERATIONS, TILE, TOKEN, Value, in_order
 
 HEADER = """import triton
 import triton.language as tl
 
-from linvit.kernels.formulas import LOG2E, LOUD, power_of_two
+from linvit.kernels.device_code import LOG2E, LOUD, power_of_two
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def triton_source(formula: Formula) -> str:
         backward(dgain, dlevel, num, den, mass, scale, eps) -> dnum, dden and what is to be summed
 
     `parameters` is a tuple, of a number or a row of channels each; a normalizer takes it at the end, if there are any.
-    And `value` and `gradient`, as the kernels call them: see `linvit.kernels.formulas`.
+    And `value` and `gradient`, as the kernels call them: see `linvit.kernels.device_code`.
     """
     if formula.factor is not None:
         return f"{HEADER}{_function('forward', ['x'], [*formula.outputs, formula.factor], [TILE, TILE])}{ELEMENTWISE}"

@@ -29,13 +29,13 @@ from formula_examples import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linvit.kernels import formula
-from linvit.kernels.formula.cpp_source import FLAGS, cpp_source
-from linvit.kernels.formula.device import lowered
-from linvit.kernels.formula.recorder import Untraceable
-from linvit.kernels.formula.trace import trace_map, trace_normalizer
-from linvit.kernels.formula.triton_source import triton_source
-from linvit.kernels.formula.values import evaluate, in_order
+from linvit import formulas
+from linvit.formulas.cpp_source import FLAGS, cpp_source
+from linvit.formulas.device import lowered
+from linvit.formulas.recorder import Untraceable
+from linvit.formulas.trace import trace_map, trace_normalizer
+from linvit.formulas.triton_source import triton_source
+from linvit.formulas.values import evaluate, in_order
 
 EXAMPLES = [(name, False) for name in MAPS] + [(name, True) for name in RULES]
 
@@ -177,40 +177,40 @@ class Accumulated(torch.autograd.Function):
 
 UNKNOWN = "is no pointwise operation and no reduction over the channels of a head that the kernels know"
 REFUSED = [
-    (branches, "`bool` (test_formula.py, line {}) needs numbers that are not known before the kernel runs"),
-    (lambda x: x[:, :, 0], "`getitem` (test_formula.py, line {}) " + UNKNOWN),
-    (lambda x: x.softmax(-2), "`softmax` (test_formula.py, line {}) combines tokens"),
-    (lambda x: x - x.mean(0, keepdim=True), "`mean` (test_formula.py, line {}) combines tokens"),
+    (branches, "`bool` (test_formulas.py, line {}) needs numbers that are not known before the kernel runs"),
+    (lambda x: x[:, :, 0], "`getitem` (test_formulas.py, line {}) " + UNKNOWN),
+    (lambda x: x.softmax(-2), "`softmax` (test_formulas.py, line {}) combines tokens"),
+    (lambda x: x - x.mean(0, keepdim=True), "`mean` (test_formulas.py, line {}) combines tokens"),
     (
         lambda x: x / torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True),
-        "`linalg_vector_norm` (test_formula.py, line {}) combines heads, which must be done once per token outside",
+        "`linalg_vector_norm` (test_formulas.py, line {}) combines heads, which must be done once per token outside",
     ),
-    (lambda x: x.sort(-1).values, "`sort` (test_formula.py, line {}) " + UNKNOWN),
+    (lambda x: x.sort(-1).values, "`sort` (test_formulas.py, line {}) " + UNKNOWN),
     (
         lambda x: x.cumsum(-1),
-        "`cumsum` (test_formula.py, line {}) combines its argument with a tensor of shape (17, 17), which is none for "
+        "`cumsum` (test_formulas.py, line {}) combines its argument with a tensor of shape (17, 17), which is none for "
         "heads and width",
     ),
-    (lambda x: x @ torch.eye(17), "`matmul` (test_formula.py, line {}) cuts or joins axes"),
-    (lambda x: torch.cat((x[..., 1:], x[..., :1]), -1), "`getitem` (test_formula.py, line {}) cuts or joins axes"),
+    (lambda x: x @ torch.eye(17), "`matmul` (test_formulas.py, line {}) cuts or joins axes"),
+    (lambda x: torch.cat((x[..., 1:], x[..., :1]), -1), "`getitem` (test_formulas.py, line {}) cuts or joins axes"),
     (
         lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).sum(-1),
-        "`mul` (test_formula.py, line {}) combines every number of an axis with every other",
+        "`mul` (test_formulas.py, line {}) combines every number of an axis with every other",
     ),
     (
         lambda x: x + torch.rand_like(x),
-        "`rand_like` (test_formula.py, line {}) draws random numbers, and a formula is the same in every call",
+        "`rand_like` (test_formulas.py, line {}) draws random numbers, and a formula is the same in every call",
     ),
     (
         lambda x: x + torch.arange(x.shape[2])[:, None],
-        "`arange` (test_formula.py, line {}) makes a tensor that differs from token to token",
+        "`arange` (test_formulas.py, line {}) makes a tensor that differs from token to token",
     ),
     (
         lambda x: x.bfloat16().float(),
-        "`bfloat16` (test_formula.py, line {}) gives torch.bfloat16, and device code computes in float32",
+        "`bfloat16` (test_formulas.py, line {}) gives torch.bfloat16, and device code computes in float32",
     ),
-    (writes, "`add` (test_formula.py, line {}) writes into a tensor that is given, kept or a view of another"),
-    (Accumulated.apply, "`flip` (test_formula.py, line {}) " + UNKNOWN),
+    (writes, "`add` (test_formulas.py, line {}) writes into a tensor that is given, kept or a view of another"),
+    (Accumulated.apply, "`flip` (test_formulas.py, line {}) " + UNKNOWN),
     (
         lambda x: x / x.shape[2],
         "the function computes something else for other tensors, as if it knew their numbers or how many there are",
@@ -254,7 +254,7 @@ def test_the_line_is_the_users():
     [
         (
             lambda num, den, mass, scale, eps: (num / max(eps, 1e-3), num),
-            "`bool` (test_formula.py, line {}) needs numbers",
+            "`bool` (test_formulas.py, line {}) needs numbers",
         ),
         (lambda num, den, mass, scale, eps: num, "the function returns a Tensor, expected two tensors: gain and level"),
     ],
@@ -391,8 +391,8 @@ def test_many_generated_formulas(formula):
 
 @pytest.fixture
 def no_formulas(monkeypatch):
-    for name, empty in (("_formulas", formula._formulas.__class__()), ("_traces", Counter()), ("_errors", {})):
-        monkeypatch.setattr(formula, name, empty)
+    for name, empty in (("_formulas", formulas._formulas.__class__()), ("_traces", Counter()), ("_errors", {})):
+        monkeypatch.setattr(formulas, name, empty)
 
 
 def scaled_by(x, factor):
@@ -400,14 +400,14 @@ def scaled_by(x, factor):
 
 
 def test_new_functions_of_the_same_code_are_traced_up_to_a_limit(no_formulas, monkeypatch):
-    monkeypatch.setattr(formula, "MOST", 3)
+    monkeypatch.setattr(formulas, "MOST", 3)
     cpu = torch.device("cpu")
     factors = [torch.rand(5) for _ in range(4)]
-    made = [formula.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu) for factor in factors[:3]]
+    made = [formulas.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu) for factor in factors[:3]]
     assert len({id(x) for x in made}) == 3
     with pytest.raises(Untraceable, match="have been made 3 times"):
-        formula.formula_of(partial(scaled_by, factor=factors[3]), 2, 5, cpu)
-    assert formula.formula_of(partial(scaled_by, factor=factors[2]), 2, 5, cpu) is made[2]
+        formulas.formula_of(partial(scaled_by, factor=factors[3]), 2, 5, cpu)
+    assert formulas.formula_of(partial(scaled_by, factor=factors[2]), 2, 5, cpu) is made[2]
 
 
 def test_code_that_cannot_be_traced_is_not_tried_for_ever(no_formulas):
@@ -419,7 +419,7 @@ def test_code_that_cannot_be_traced_is_not_tried_for_ever(no_formulas):
 
     for _ in range(20):
         with pytest.raises(Untraceable, match="`cumsum`"):
-            formula.formula_of(partial(over_tokens, factor=torch.rand(5)), 2, 5, torch.device("cpu"))
+            formulas.formula_of(partial(over_tokens, factor=torch.rand(5)), 2, 5, torch.device("cpu"))
     assert len(calls) <= 8
 
 
@@ -431,5 +431,5 @@ def test_a_function_that_has_no_hash_is_traced(no_formulas):
         def __call__(self, x):
             return torch.relu(x) * self.factor
 
-    one, two = (formula.formula_of(Scaled(factor), 2, 5, torch.device("cpu")) for factor in (2.0, 3.0))
+    one, two = (formulas.formula_of(Scaled(factor), 2, 5, torch.device("cpu")) for factor in (2.0, 3.0))
     assert one.digest != two.digest

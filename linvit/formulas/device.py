@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from linvit.kernels.formula.values import REDUCTIONS, Value, constant, in_order, make, rebuilt
+from linvit.formulas.values import REDUCTIONS, Value, constant, in_order, make, rebuilt
 
 TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 """Of tanh(x) / x - 1 by x², for |x| < 0.625 (Cephes)."""

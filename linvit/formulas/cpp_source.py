@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from linvit.kernels.formula.device import lowered, ranges
-from linvit.kernels.formula.trace import Formula
-from linvit.kernels.formula.values import CHANNEL, OPERATIONS, REDUCTIONS, Value, in_order
+from linvit.formulas.device import lowered, ranges
+from linvit.formulas.trace import Formula
+from linvit.formulas.values import CHANNEL, OPERATIONS, REDUCTIONS, Value, in_order
 
 FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd")
 WIDEST = 1024

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from linvit.formulas.feature_map import resolve_feature_map
 from linvit.ops import linear_attention
-from linvit.ops.feature_map import resolve_feature_map
 
 
 def test_values_at_known_points():

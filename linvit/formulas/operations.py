@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linvit.kernels.formula.values import Value, make, number_of
+from linvit.formulas.values import Value, make, number_of
 
 Given = Value | float
 

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from linvit.kernels.formula.operations import ASKING, CHEAP, FILLS, POINTWISE, REDUCING, SAME, VIEWS, reduced, variance
-from linvit.kernels.formula.values import (
+from linvit.formulas.operations import ASKING, CHEAP, FILLS, POINTWISE, REDUCING, SAME, VIEWS, reduced, variance
+from linvit.formulas.values import (
     CHANNEL,
     Value,
     condition_of,

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from linvit.kernels.formula.trace import Formula
-from linvit.kernels.formula.triton_source import triton_functions, triton_source
+from linvit.formulas.trace import Formula
+from linvit.formulas.triton_source import triton_functions, triton_source
 
 Parameters = Callable[[int, int], Tensor]
 
@@ -35,7 +35,7 @@ class FeatureMap(NamedTuple):
 
 
 class Normalizer(NamedTuple):
-    """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`.
+    """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.formulas.normalizer`.
 
     Attributes:
         code: functions of num, den, mass, scale, eps and parameters that returns gain and level, and of dgain, dlevel

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linvit.kernels.formula.device import ranges, slope
-from linvit.kernels.formula.recorder import Calls, Outside, Recorder, Untraceable
-from linvit.kernels.formula.values import REDUCTIONS, TILE, TOKEN, Value, constant, in_order, named
+from linvit.formulas.device import ranges, slope
+from linvit.formulas.recorder import Calls, Outside, Recorder, Untraceable
+from linvit.formulas.values import REDUCTIONS, TILE, TOKEN, Value, constant, in_order, named
 
 SIZES = (11, 13, 17, 19, 23, 29)  # of batch and tokens, so that their axes are known by size
 

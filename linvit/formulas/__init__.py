@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from linvit.kernels.formula.recorder import Untraceable as Untraceable
-from linvit.kernels.formula.trace import Formula as Formula
-from linvit.kernels.formula.trace import trace_map, trace_normalizer
+from linvit.formulas.recorder import Untraceable as Untraceable
+from linvit.formulas.trace import Formula as Formula
+from linvit.formulas.trace import trace_map, trace_normalizer
 
 MOST = 256  # formulas that are kept, and traces of functions with the same code
 FAILURE = 32  # traces that one in vain counts as
