@@ -1,4 +1,4 @@
-"""Device code of users' formulas: traced from functions of torch, written in Triton and C++.
+"""Feature maps and normalizers: functions of torch, by name or of users, and the device code that is traced from them.
 
 A function is traced once; its numbers become constants, and its tensors are read at each call. A new function of the
 same code, with other numbers or tensors, is traced again, up to a limit.
@@ -6,12 +6,14 @@ same code, with other numbers or tensors, is traced again, up to a limit.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from linvit.formulas.feature_map import FEATURE_MAPS
+from linvit.formulas.normalizer import NORMALIZERS
 from linvit.formulas.recorder import Untraceable as Untraceable
 from linvit.formulas.trace import Formula as Formula
 from linvit.formulas.trace import trace_map, trace_normalizer
@@ -23,6 +25,12 @@ _traces: Counter[Hashable] = Counter()
 _errors: dict[Hashable, Untraceable] = {}  # the latest of functions with that code
 
 
+@cache
+def named_formula(name: str, is_map: bool) -> Formula:
+    """That of a name, of any number of heads and width; raises Untraceable if it joins tokens or heads."""
+    return trace_map(FEATURE_MAPS[name], 2, 3) if is_map else trace_normalizer(NORMALIZERS[name], 2)
+
+
 def formula_of(function: Callable[..., Any], heads: int, width: int | None, device: torch.device) -> Formula:
     """The formula of a feature map for heads of that width, or of a normalizer if there is none.
 
@@ -32,7 +40,7 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     code, values = _parts(function)
     identity = (x if isinstance(x, int | float) else id(x) for x in values)
     key = code, *identity, heads, width, device
-    if key not in _formulas:
+    if key not in _formulas or _lacks_gradients(_formulas[key][1]):
         _formulas[key] = (function, values), _traced(function, code, heads, width, device)  # kept, so that ids stay
         if len(_formulas) > MOST:
             _formulas.popitem(last=False)
@@ -40,6 +48,11 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     if isinstance(formula, Untraceable):
         raise Untraceable(str(formula))
     return formula
+
+
+def _lacks_gradients(formula: Formula | Untraceable) -> bool:
+    """Whether a tensor has come to need a gradient since the function was traced."""
+    return isinstance(formula, Formula) and not formula.has_all_gradients
 
 
 def _traced(

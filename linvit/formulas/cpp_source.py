@@ -7,7 +7,6 @@ from linvit.formulas.device import lowered, ranges
 from linvit.formulas.trace import Formula
 from linvit.formulas.values import CHANNEL, OPERATIONS, REDUCTIONS, Value, in_order
 
-FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd")
 WIDEST = 1024
 """Channels of a head, at most: numbers of a token are kept on the stack."""
 COSTLY = ("exp", "log", "sqrt", "sin", "cos", "erf", "div")  # that are kept rather than computed again
@@ -17,6 +16,8 @@ HEADER = """#pragma once
 #include <bit>
 #include <cmath>
 #include <cstdint>
+
+#include "formula.h"
 
 namespace linvit_formula {
 
@@ -76,70 +77,102 @@ inline float log_of(float x) {
 
 
 TABLE = "linvit_table"
-LIBRARY_OF_A_MAP = """
-using Formula = linvit_formula::formula_{digest};
-
-static void forward(const float* x, float* y, int64_t width, const float* p) {{
-  const float* const parameters[] = {{{places}}};
-  Formula::forward(x, y, width, parameters);
-}}
-static void backward(const float* x, const float* dy, float* dx, int64_t width, const float* p, float*) {{
-  const float* const parameters[] = {{{places}}};
-  thread_local float rest[{sums}][{widest}];
-  float* const sums[] = {{{rest}}};
-  Formula::backward(x, dy, dx, width, parameters, sums);
-}}
-extern "C" {{ linvit::Map {table}{{forward, backward}}; }}
+OF_A_MAP = """
+  static void forward(const float* x, float* y, int64_t width, const float* p) {{
+    const float* const parameters[] = {{{places}}};
+    values(x, y, width, parameters);
+  }}
+  static void backward(const float* x, const float* dy, float* dx, int64_t width, const float* p, float* s) {{
+    const float* const parameters[] = {{{places}}};
+    float* const sums[] = {{{sums}}};
+    gradients(x, dy, dx, width, parameters, sums);
+  }}
+  static constexpr linvit::Map table{{forward, backward}};
 """
-LIBRARY_OF_A_NORMALIZER = """
-using Formula = linvit_formula::formula_{digest};
-
-static void forward(const float* num, const float* den, float mass, float scale, float eps, float* gain, float* level,
-                    int64_t count, const float* p) {{
-  const float* const parameters[] = {{{places}}};
-  for (int64_t t = 0; t < count; ++t) {{
-    const auto out = Formula::forward(num[t], den[t], mass, scale, eps, parameters);
-    gain[t] = out[0], level[t] = out[1];
+OF_A_NORMALIZER = """
+  // Causal rows come one by one, without what a loop of vectors costs to begin with.
+  template <typename Step>
+  static void in_order(int64_t count, Step&& step) {{
+    if (count == 1) return step(0);
+#pragma GCC ivdep
+    for (int64_t t = 0; t < count; ++t) step(t);
   }}
-}}
-static void backward(const float* dgain, const float* dlevel, const float* num, const float* den, float mass,
-                     float scale, float eps, float* dnum, float* dden, int64_t count, const float* p, float*) {{
-  const float* const parameters[] = {{{places}}};
-  float rest[{sums}][1];
-  float* const sums[] = {{{rest}}};
-  for (int64_t t = 0; t < count; ++t) {{
-    const auto d = Formula::backward(dgain[t], dlevel[t], num[t], den[t], mass, scale, eps, parameters, sums);
-    dnum[t] = d[0], dden[t] = d[1];
+  static void forward(const float* num, const float* den, float mass, float scale, float eps, float* gain,
+                      float* level, int64_t count, const float* p) {{
+    const float* const parameters[] = {{{places}}};
+    in_order(count, [&](int64_t t) {{
+      const auto out = values(num[t], den[t], mass, scale, eps, parameters);
+      gain[t] = out[0], level[t] = out[1];
+    }});
   }}
-}}
-extern "C" {{ linvit::Normalizer {table}{{forward, backward}}; }}
+  static void backward(const float* dgain, const float* dlevel, const float* num, const float* den, float mass,
+                       float scale, float eps, float* dnum, float* dden, int64_t count, const float* p, float* s) {{
+    const float* const parameters[] = {{{places}}};
+    float* const sums[] = {{{sums}}};
+    in_order(count, [&](int64_t t) {{
+      const auto d = gradients(dgain[t], dlevel[t], num[t], den[t], mass, scale, eps, parameters, sums);
+      dnum[t] = d[0], dden[t] = d[1];
+    }});
+  }}
+  static constexpr linvit::Normalizer table{{forward, backward}};
 """
 
 
 def cpp_source(*formulas: Formula) -> str:
-    """A header with a struct `formula_DIGEST` of static functions for each formula.
+    """Structs `formula_DIGEST` in the namespace linvit_formula, whose `table` is what `formula.h` declares.
 
-    Of a feature map, of one token; y may be x, and dx may be dy; `parameters` are rows of channels or single numbers:
+    Their functions over rows, of a map over the channels of a token; y may be x, and dx may be dy:
 
-        forward(x, y, width, parameters)
-        backward(x, dy, dx, width, parameters, sums)        adds to `sums`, rows or single numbers too
+        values(x, y, width, parameters)
+        gradients(x, dy, dx, width, parameters, sums)        adds to `sums`
 
-    Of a normalizer, with std::array<float, 2> of gain and level, and of dnum and dden:
+    and over single numbers of a normalizer, with std::array<float, 2> of gain and level, and of dnum and dden:
 
-        forward(num, den, mass, scale, eps, parameters)
-        backward(dgain, dlevel, num, den, mass, scale, eps, parameters, sums)
+        values(num, den, mass, scale, eps, parameters)
+        gradients(dgain, dlevel, num, den, mass, scale, eps, parameters, sums)
+
+    In the tables parameters lie one row after another, and so do sums.
     """
-    functions = {x.digest: _map_functions(x) if x.is_map else _normalizer_functions(x) for x in formulas}
+    functions = {x.digest: (_map_functions(x) if x.is_map else _normalizer_functions(x)) + _table(x) for x in formulas}
     structs = "".join(f"struct formula_{digest} {{\n{text}}};\n\n" for digest, text in functions.items())
     return f"{HEADER}{structs}}}  // namespace linvit_formula\n"
+
+
+def _table(formula: Formula) -> str:
+    def places(pointer: str, count: int) -> str:
+        step = " * width" if formula.is_map else ""
+        return ", ".join(f"{pointer} + {i}{step}" for i in range(count)) or "nullptr"
+
+    template = OF_A_MAP if formula.is_map else OF_A_NORMALIZER
+    return template.format(places=places("p", len(formula.parameters)), sums=places("s", len(formula.sums)))
+
+
+def library_source(formula: Formula) -> str:
+    """The source of a library that has the table under the name TABLE."""
+    kind = "Map" if formula.is_map else "Normalizer"
+    table = f'extern "C" {{ linvit::{kind} {TABLE} = linvit_formula::formula_{formula.digest}::table; }}'
+    return f"{cpp_source(formula)}\n{table}\n"
+
+
+def named_source(maps: Sequence[Formula], normalizers: Sequence[Formula]) -> str:
+    """The header named.h: pointers to the tables of formulas that have names, in this order."""
+
+    def array(kind: str, name: str, formulas: Sequence[Formula]) -> str:
+        tables = ", ".join(f"&linvit_formula::formula_{formula.digest}::table" for formula in formulas)
+        return f"static const linvit::{kind}* const {name}[] = {{{tables}}};\n"
+
+    arrays = array("Map", "MAPS", maps) + array("Normalizer", "NORMALIZERS", normalizers)
+    return f"{cpp_source(*maps, *normalizers)}\n{arrays}"
 
 
 def _map_functions(formula: Formula) -> str:
     parameters = "int64_t width, const float* const* parameters"
     sums = [(f"sum{i}" if varies else f"sums[{i}]", value, varies) for i, (value, varies) in enumerate(formula.sums)]
-    text = f"  static void forward(const float* x, float* y, {parameters}) {{\n"
+    text = f"  static void values(const float* x, float* y, {parameters}) {{\n"
     text += _loops([("y", formula.outputs[0], True)], [])
-    text += f"  static void backward(const float* x, const float* dy, float* dx, {parameters}, float* const* sums) {{\n"
+    text += (
+        f"  static void gradients(const float* x, const float* dy, float* dx, {parameters}, float* const* sums) {{\n"
+    )
     return text + _loops([("dx", formula.gradients[0], True)], sums)
 
 
@@ -147,9 +180,9 @@ def _normalizer_functions(formula: Formula) -> str:
     names = ", ".join(f"float {name}" for name in formula.names)
     d = ", ".join(f"float d{name}" for name in formula.results)
     pair = "std::array<float, 2>"
-    text = _number_function(f"{pair} forward({names}, const float* const* parameters)", formula.outputs)
+    text = _number_function(f"{pair} values({names}, const float* const* parameters)", formula.outputs)
     sums = [value for value, _ in formula.sums]
-    heading = f"{pair} backward({d}, {names}, const float* const* parameters, float* const* sums)"
+    heading = f"{pair} gradients({d}, {names}, const float* const* parameters, float* const* sums)"
     return text + _number_function(heading, formula.gradients, sums)
 
 
@@ -270,17 +303,3 @@ def _bodies(
                 texts[-1].append(_statement(value, names))
                 texts[-1] += [f"{names[value]}s[c] = {names[value]};"] if value in kept else []
     return texts, list(kept)
-
-
-def library_source(formula: Formula) -> str:
-    """The table TABLE of a formula, as `linvit/kernels/cpu/formula.h` declares it.
-
-    Parameters are rows of channels, or of a normalizer single numbers, one after another; their gradients are left out.
-    """
-    count, sums = len(formula.parameters), max(len(formula.sums), 1)
-    step = "width" if formula.is_map else "1"
-    places = ", ".join(f"p + {i} * {step}" for i in range(count)) or "nullptr"
-    template = LIBRARY_OF_A_MAP if formula.is_map else LIBRARY_OF_A_NORMALIZER
-    rest = ", ".join(f"rest[{i}]" for i in range(sums))
-    text = template.format(digest=formula.digest, places=places, sums=sums, rest=rest, widest=WIDEST, table=TABLE)
-    return f'#include "formula.h"\n{cpp_source(formula).removeprefix("#pragma once")}{text}'

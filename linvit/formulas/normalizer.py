@@ -95,6 +95,9 @@ def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
 def _gain_and_level(
     normalizer: Normalizer, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
 ) -> tuple[Tensor, Tensor]:
+    shape = num.shape
+    if len(shape) > 4:  # tokens in chunks; a function sees (batch, heads, tokens, 1)
+        num, den, mass = (x.expand(shape).flatten(2, -2) for x in (num, den, mass))
     result = normalizer(num, den, mass, scale, eps)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
@@ -107,4 +110,7 @@ def _gain_and_level(
                 f"`normalizer(…)` returns a {name} of {x.dtype} and shape {tuple(x.shape)}, expected floating point "
                 f"and a shape that broadcasts to {tuple(num.shape)}, the shape of num"
             )
-    return result[0].to(num.dtype), result[1].to(num.dtype)
+    gain, level = (x.to(num.dtype) for x in result)
+    if len(shape) > 4:
+        return gain.expand(num.shape).reshape(shape), level.expand(num.shape).reshape(shape)
+    return gain, level

@@ -6,12 +6,14 @@ parameters it gives, and after it, from sums over tokens to the gradients of the
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from linvit.formulas.device import ranges, slope
 from linvit.formulas.recorder import Calls, Outside, Recorder, Untraceable
@@ -93,6 +95,27 @@ class Formula:
         shapes stand for them."""
         return list(self.outside.held.values())
 
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether the derivative is also by all tensors that need a gradient."""
+        return all(slot in self.gradient_slots for slot, x in self.outside.held.items() if x.requires_grad)
+
+    def parameter_rows(self, heads: int, width: int, columns: int, constants: Sequence[float] = ()) -> Tensor | None:
+        """The parameters as device code reads them, (heads, any, columns) of float32: a row each, zeros from width on.
+
+        What device code sums over tokens, in the order of `sums`, is the gradient of these rows; from it the tensors
+        that the function holds get theirs. None without parameters.
+
+        Args:
+            width, columns: 1 of a normalizer.
+            constants: scale and eps of a normalizer.
+        """
+        if not self.parameters:
+            return None
+        tensors = [*(x.new_tensor(number) for x, number in zip(self.tensors, constants, strict=False))]
+        rows: Tensor = _Rows.apply(self, (heads, width, columns), *tensors, *self.tensors[len(tensors) :])
+        return rows
+
     def parameter_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The parameters, (heads or 1, width or 1) each."""
         slots = [slot for slot, _ in self.parameter_slots]
@@ -107,6 +130,26 @@ class Formula:
         with torch.no_grad():
             computed = iter(self.outside.compute([slot for slot in slots if slot is not None], given))
         return [None if slot is None else next(computed) for slot in slots]
+
+
+class _Rows(torch.autograd.Function):
+    """See `Formula.parameter_rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, formula: Formula, sizes: tuple[int, int, int], *tensors: Tensor) -> Tensor:
+        heads, width, columns = sizes
+        ctx.formula, ctx.width = formula, width
+        ctx.save_for_backward(*tensors)
+        rows = [pad(x.float().expand(heads, width), (0, columns - width)) for x in formula.parameter_tensors(tensors)]
+        rows += [torch.zeros_like(rows[0])] * (len(formula.sums) - len(rows))
+        return torch.stack(rows, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, rows = ctx.saved_tensors, grad.unbind(1)
+        sums = [rows[i][None, :, None, : ctx.width if varies else 1] for i, (_, varies) in enumerate(ctx.formula.sums)]
+        gradients = ctx.formula.tensor_gradients(tensors, sums)
+        return None, None, *(None if g is None else g.to(x.dtype) for g, x in zip(gradients, tensors, strict=True))
 
 
 class Argument(NamedTuple):
@@ -193,9 +236,9 @@ def _traced(
     batch, tokens, other_batch, other_tokens = [size for size in SIZES if size not in (heads, width)][:4]
     formulas = []
     device = torch.device(device)
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    with ThreadPoolExecutor(1) as fresh:  # a thread without autocast, modes of torch or an operator that is running
         for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width)):
-            formulas.append(run_and_note(function, names, arguments(sizes), sizes, device))
+            formulas.append(fresh.submit(run_and_note, function, names, arguments(sizes), sizes, device).result())
     if formulas[0].signature != formulas[1].signature:
         raise Untraceable(
             "the function computes something else for other tensors, as if it knew their numbers or how many there are"

@@ -39,6 +39,19 @@ def row_max(x, WIDTH: tl.constexpr):
 @triton.jit
 def row_min(x, WIDTH: tl.constexpr):
     return tl.min(existing(x, float("inf"), WIDTH), len(x.shape) - 1)
+
+
+@triton.jit
+def store_sum(given, place, x):
+    visible = given[3]
+    if len(x.shape) == 2:
+        if visible is not None:
+            x = tl.where(visible[:, None], x, 0.0)
+        tl.store(given[2] + place + tl.arange(0, x.shape[1]), tl.sum(x, 0))
+    else:
+        if visible is not None:
+            x = tl.where(visible, x, 0.0)
+        tl.store(given[2] + place, tl.sum(x, 0))
 """
 
 
@@ -88,29 +101,32 @@ def triton_source(formula: Formula) -> str:
 
 
 def _of_a_map(formula: Formula) -> str:
-    """`value` and `gradient` of a map; given: pointer to rows of channels, all parameters of a head together; head."""
-    count = len(formula.parameters)
+    """`value` and `gradient` of a map; a head has `rows` rows of parameters, and of sums."""
+    rows = max(len(formula.parameters), len(formula.sums))
     place = "row + {} * SHAPE[1]"
-    rows = [
-        f"{place.format(i)} + tl.arange(0, SHAPE[1])" if x.axes else place.format(i)
+    loads = "".join(
+        f"tl.load({place.format(i)}{' + tl.arange(0, SHAPE[1])' * bool(x.axes)}), "
         for i, x in enumerate(formula.parameters)
-    ]
-    loads = "".join(f"tl.load({row}), " for row in rows)
-    load = [f"    row = given[0] + given[1] * {count} * SHAPE[1]"] if count else []
+    )
+    load = [f"    row = given[0] + given[1] * {rows} * SHAPE[1]"] if rows else []
     value = ["def value(x, given, SHAPE):", *load, f"    return forward(x, ({loads}), SHAPE[2])"]
     gradient = ["def gradient(x, dy, given, SHAPE):", *load, f"    result = backward(x, dy, ({loads}), SHAPE[2])"]
+    stores = [f"        store_sum(given, {i} * SHAPE[1], result[{1 + i}])" for i in range(len(formula.sums))]
+    gradient += ["    if given[2] is not None:", *stores] if stores else []
     return _jitted(value, [*gradient, f"    return result{'[0]' * bool(formula.sums)}"])
 
 
 def _of_a_normalizer(formula: Formula) -> str:
-    """The same of a normalizer; given: pointer to the numbers of all heads; head."""
-    count = len(formula.parameters)
-    loads = "".join(f"tl.load(given[0] + given[1] * {count} + {i}), " for i in range(count))
-    parameters = f", ({loads})" * bool(count)
+    """The same of a normalizer, whose rows are single numbers."""
+    rows = max(len(formula.parameters), len(formula.sums))
+    loads = "".join(f"tl.load(given[0] + given[1] * {rows} + {i}), " for i in range(len(formula.parameters)))
+    parameters = f", ({loads})" * bool(loads)
     value = [f"def value({NUMBERS}, given):", f"    return forward({NUMBERS}{parameters})"]
     gradient = [f"def gradient(dgain, dlevel, {NUMBERS}, given):"]
-    gradient += [f"    result = backward(dgain, dlevel, {NUMBERS}{parameters})", "    return result[0], result[1]"]
-    return _jitted(value, gradient)
+    gradient += [f"    result = backward(dgain, dlevel, {NUMBERS}{parameters})"]
+    stores = [f"        store_sum(given, {i}, result[{2 + i}])" for i in range(len(formula.sums))]
+    gradient += ["    if given[2] is not None:", *stores] if stores else []
+    return _jitted(value, [*gradient, "    return result[0], result[1]"])
 
 
 def _jitted(*functions: Sequence[str]) -> str:

@@ -3,18 +3,16 @@
 And one for GPUs of the softmax attention of short sequences, with its rotation.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from linvit.formulas import formula_of
+from linvit.formulas import Formula
 from linvit.kernels import cpu as cpu
 from linvit.kernels.support import obstacle as obstacle
+from linvit.kernels.support import padded
 from linvit.kernels.support import softmax_obstacle as softmax_obstacle
 
-Map = str | Callable[..., Any]  # a feature map or normalizer
+Map = str | Formula  # a feature map or normalizer
 
 
 def linear_attention(
@@ -22,7 +20,7 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: Map | tuple[Map, Map] = "elu1",
+    feature_map: tuple[Map, Map] = ("elu1", "elu1"),
     weighting: str | Tensor = "uniform",
     normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
@@ -34,12 +32,12 @@ def linear_attention(
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key and value get first derivatives, and if not causal weights and rotary tables. Sums have a fixed order, so
-    results are the same in every run.
+    Query, key, value and tensors of formulas get first derivatives, and if not causal weights and rotary tables. Sums
+    have a fixed order, so results are the same in every run.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer: as there.
-        rotary, causal, block_size, cu_seqlens, eps: as there.
+        query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
+        feature_map, normalizer: names, or formulas in place of functions.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -48,17 +46,19 @@ def linear_attention(
     from linvit.kernels.operator import attend  # Triton is optional
 
     weights = weighting.expand(key.shape[:3]).float() if isinstance(weighting, Tensor) else None
-    rule = _rule(query, feature_map, weighting, block_size or int(causal), normalizer, eps)
+    names, parameters = _named(query, (*feature_map, normalizer), eps)
+    block, by_mean = block_size or int(causal), isinstance(weighting, str) and weighting == "query_mean"
     tables = _tables(rotary)
-    keep = _needs_gradients(query, key, value, *tables, weights)
-    out: Tensor = attend(query, key, value, *tables, key_mask, weights, cu_seqlens, *rule, keep)[0]
+    keep = _needs_gradients(query, key, value, *tables, weights, *parameters)
+    seen = *tables, key_mask, weights, cu_seqlens, *parameters
+    out: Tensor = attend(query, key, value, *seen, *names[:2], by_mean, block, names[2], eps, keep)[0]
     return out
 
 
 def packed_linear_attention(
     projections: Tensor,
     *,
-    feature_map: Map | tuple[Map, Map] = "elu1",
+    feature_map: tuple[Map, Map] = ("elu1", "elu1"),
     weighting: str = "uniform",
     normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
@@ -75,17 +75,13 @@ def packed_linear_attention(
     """
     from linvit.kernels.operator import attend_packed
 
-    rule = _rule(
-        projections.permute(0, 3, 1, 2, 4)[:, :, :, 0],
-        feature_map,
-        weighting,
-        block_size or int(causal),
-        normalizer,
-        eps,
-    )
+    query = projections.permute(2, 0, 3, 1, 4)[0]
+    names, parameters = _named(query, (*feature_map, normalizer), eps)
+    block, by_mean = block_size or int(causal), weighting == "query_mean"
     tables = _tables(rotary)
-    keep = _needs_gradients(projections, *tables)
-    out: Tensor = attend_packed(projections, *tables, key_mask, None, cu_seqlens, *rule, keep)[0]
+    keep = _needs_gradients(projections, *tables, *parameters)
+    seen = *tables, key_mask, None, cu_seqlens, *parameters
+    out: Tensor = attend_packed(projections, *seen, *names[:2], by_mean, block, names[2], eps, keep)[0]
     return out
 
 
@@ -118,21 +114,26 @@ def softmax_attention(
     return out
 
 
-def _rule(
-    query: Tensor, feature_map: Map | tuple[Map, Map], weighting: str | Tensor, block: int, normalizer: Map, eps: float
-) -> tuple[str, str, bool, int, str, float]:
-    """The arguments of the operator, which knows functions by the names of their formulas."""
+def _named(
+    query: Tensor, formulas: tuple[Map, Map, Map], eps: float
+) -> tuple[tuple[str, ...], tuple[Tensor | None, ...]]:
+    """Two feature maps and a normalizer by the names that the operator knows, and their parameters."""
+    if all(isinstance(given, str) for given in formulas):
+        return formulas, (None, None, None)  # type: ignore[return-value]
     from linvit.kernels.device_code import name_of
 
-    def name(given: Map, width: int | None) -> str:
+    heads, width = query.shape[1], query.shape[-1]
+    names: list[str] = []
+    parameters: list[Tensor | None] = []
+    for given in formulas:
         if isinstance(given, str):
-            return given
-        return name_of(formula_of(given, query.shape[1], width, query.device))
-
-    query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
-    maps = name(query_map, query.shape[-1]), name(key_map, query.shape[-1])
-    by_mean = isinstance(weighting, str) and weighting == "query_mean"
-    return *maps, by_mean, block, name(normalizer, None), eps
+            names.append(given)
+            parameters.append(None)
+        else:
+            names.append(name_of(given))
+            constants, size = ((), width) if given.is_map else ((width**-0.5, eps), 1)
+            parameters.append(given.parameter_rows(heads, size, padded(width) if given.is_map else 1, constants))
+    return tuple(names), tuple(parameters)
 
 
 def _tables(rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:

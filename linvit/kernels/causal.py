@@ -24,6 +24,7 @@ from linvit.kernels.device_code import INTERPRETED
 from linvit.kernels.tiles import (
     factor,
     features,
+    given_of,
     head_of,
     inside_tile,
     load_table,
@@ -183,7 +184,7 @@ def chunked_query_backward(
     """Gradient of the queries, and γ, ω, dnum and dden of each token for the keys' and values'."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
-    of_queries, of_keys, of_normalizer = (parameters[0], head), (parameters[1], head), (parameters[2], head)
+    of_keys = parameters[1][0], head
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -200,11 +201,13 @@ def chunked_query_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
+        of_queries = given_of(parameters[0], head, start // STEP, exists)
+        of_normalizer = given_of(parameters[2], head, start // STEP, exists)
         qp, rq, tile = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
         kp, rk, _ = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
-        given = inside_tile(exists, VALUES)
-        dout = load_tile(g, start, given, VALUES).to(DOT)
+        inside = inside_tile(exists, VALUES)
+        dout = load_tile(g, start, inside, VALUES).to(DOT)
         mass = visible.to(tl.float32)
         count = n + tl.sum(tl.where(seen, mass[None, :], 0.0), 1)
         divisor = tl.maximum(count, 1.0)
@@ -272,7 +275,7 @@ def chunked_key_backward(
     """Gradients of keys and values, from the last chunk to the first."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
-    of_queries, of_keys = (parameters[0], head), (parameters[1], head)
+    of_queries = parameters[0][0], head
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -291,11 +294,12 @@ def chunked_key_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
+        of_keys = given_of(parameters[1], head, start // STEP, visible)
         qp, rq, _ = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
         _, rk, tile = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
-        given = inside_tile(exists, VALUES)
-        dout = load_tile(g, start, given, VALUES).to(DOT)
+        inside = inside_tile(exists, VALUES)
+        dout = load_tile(g, start, inside, VALUES).to(DOT)
         place = row + start + tl.arange(0, ROWS)
         gamma = tl.load(place, mask=exists, other=0.0)
         omega = tl.load(place + tokens[0], mask=exists, other=0.0)
@@ -305,7 +309,7 @@ def chunked_key_backward(
         weight = factor(tl.where(seen, gamma[:, None] * scores + omega[:, None], 0.0), DOT, PRECISION)
         dvalue = product(tl.trans(weight), dout, PRECISION) + du[None, :]
         dvalue += product(factor(rk, DOT, PRECISION), factor(dS, DOT, PRECISION), PRECISION)
-        store_tile(dv, start, given, tl.where(visible[:, None], dvalue, 0.0), VALUES)
+        store_tile(dv, start, inside, tl.where(visible[:, None], dvalue, 0.0), VALUES)
         along = products(dout, x, seen, DOT, PRECISION)
         pull = factor(tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0), DOT, PRECISION)
         drk = product(tl.trans(pull), factor(rq, DOT, PRECISION), PRECISION) + dr[None, :]

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
-from linvit.kernels.device_code import FEATURE_MAPS, NORMALIZERS, interpreted
+from linvit.kernels.device_code import device_code, interpreted
 from linvit.kernels.read import read
 from linvit.kernels.short import attend_head
 from linvit.kernels.state import merge, merge_blocks, query_mean, summarize
@@ -74,7 +74,11 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call: as in `linear_attention`, (cos, sin), given weights, and offsets of packed sequences."""
+    """The tensors of a call: as in `linear_attention`, (cos, sin), given weights, and offsets of packed sequences.
+
+    Attributes:
+        parameters: rows of the queries' and the keys' feature map and of the normalizer, (heads, any, columns).
+    """
 
     query: Tensor
     key: Tensor
@@ -83,6 +87,7 @@ class Inputs(NamedTuple):
     visible: Tensor | None
     weights: Tensor | None
     cu_seqlens: Tensor | None
+    parameters: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
 class Call:
@@ -96,7 +101,7 @@ class Call:
     """
 
     def __init__(self, inputs: Inputs, options: Options, causal: bool = False, block: int = 0) -> None:
-        query, key, value, rotary, _, _, cu_seqlens = inputs
+        query, key, value, rotary, _, _, cu_seqlens, self.parameters = inputs
         batch, heads, self.queries, width = query.shape
         self.keys = key.shape[2]
         if cu_seqlens is not None:
@@ -110,7 +115,8 @@ class Call:
         self.device, self.dtype = query.device, query.dtype
         columns, value_columns = padded(width), padded(value.shape[-1])
         self.columns = max(columns, value_columns)
-        query_map, normalizer = FEATURE_MAPS[options.query_map], NORMALIZERS[options.normalizer]
+        query_map, key_map = device_code(options.query_map, True), device_code(options.key_map, True)
+        normalizer = device_code(options.normalizer, False)
         half = query.dtype == torch.bfloat16
         self.size = state_size(width, value.shape[-1])
         self.constants: dict[str, Any] = {
@@ -120,16 +126,14 @@ class Call:
             "SIZE": self.size,
             "COLUMNS": columns,
             "VALUE_COLUMNS": value_columns,
-            "QUERY_MAP": query_map.code,
-            "KEY_MAP": FEATURE_MAPS[options.key_map].code,
-            "POSITIVE": query_map.positive,
-            "NORMALIZER": normalizer.code,
+            "QUERY_MAP": query_map.functions,
+            "KEY_MAP": key_map.functions,
+            "POSITIVE": query_map.formula.is_positive,
+            "NORMALIZER": normalizer.functions,
             # Without a rotation the gradient of the queries is a small difference of products with the values' mean.
-            "RAW": half and normalizer.proportional and rotary[0] is not None,
+            "RAW": half and normalizer.formula.is_proportional and rotary[0] is not None,
             **_precision(query.dtype, causal),
         }
-        of_maps = (query_map, FEATURE_MAPS[options.key_map], normalizer)
-        self.parameters = tuple(None if x.parameters is None else x.parameters(heads, columns) for x in of_maps)
         self._rotary = rotary
 
     @cached_property
@@ -142,6 +146,25 @@ class Call:
         if cos is None or sin is None or self.dtype != torch.bfloat16:
             return cos, sin
         return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
+
+    def parameters_with_sums(self, of_queries: str, of_keys: str, step: int = 1) -> tuple[Any, ...]:
+        """The rows of parameters, each with room for its gradient by program and tile; None where there are none.
+
+        of_queries, of_keys: kernels that fill it, whose tiles advance by a multiple of `step` tokens.
+        """
+        pairs = []
+        for rows, kernel, tokens in zip(
+            self.parameters, (of_queries, of_keys, of_queries), (self.tokens, self.key_tokens, self.tokens), strict=True
+        ):
+            tiles = -(-tokens[1] // (self.setting(kernel).rows // step * step))
+            sums = None if rows is None else rows.new_zeros(self.programs, tiles, *rows.shape[1:])
+            pairs.append((rows, None if sums is None else (sums, *sums.stride())))
+        return tuple(pairs)
+
+    def parameter_gradients(self, parameters: tuple[Any, ...]) -> list[Tensor | None]:
+        """What kernels have written there, (heads, any, columns) each."""
+        heads = self.constants["HEADS"]
+        return [None if x is None else x[0].unflatten(0, (-1, heads)).sum((0, 2)) for _, x in parameters]
 
     def setting(self, name: str) -> Setting:
         """That of a kernel."""
@@ -204,7 +227,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
 
     keep: whether the states are needed, for gradients.
     """
-    query, key, value, rotary, visible, weights, cu_seqlens = inputs
+    query, key, value, rotary, visible, weights, cu_seqlens, _ = inputs
     call = Call(inputs, options)
     scale, mask, out = query.shape[-1] ** -0.5, strided_mask(visible), room(query, value)
     splits = call.splits_at_once()
@@ -265,13 +288,15 @@ def backward(
     into: Sequence[Tensor],
     tables: bool = False,
     block: int = 0,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
     """Writes the gradients of query, key and value into three tensors; with causal blocks, states are what they see.
 
-    Returns those of given weights, and if asked for of the tables, whose cosines and sines are side by side.
+    Returns those of given weights; if asked for of the tables, whose cosines and sines are side by side; and those of
+    parameters.
     """
-    query, key, value, _, visible, weights, cu_seqlens = inputs
+    query, key, value, _, visible, weights, cu_seqlens, _ = inputs
     call = Call(inputs, options, block=block)
+    parameters = call.parameters_with_sums("read_backward", "summarize_backward")
     scale, mask = query.shape[-1] ** -0.5, strided_mask(visible)
     dq, dk, dv = into
     dweights = None if weights is None else torch.empty_like(weights, memory_format=torch.contiguous_format)
@@ -281,7 +306,7 @@ def backward(
 
     def over_queries(dq: Tensor | None, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
         table_grads = None if dq is None else strided(of_queries)
-        tensors = strided(query), strided(grad), strided(dq), table_grads, call.parameters, call.table, mask
+        tensors = strided(query), strided(grad), strided(dq), table_grads, parameters, call.table, mask
         rest = sums, mean_grads, states, state_grads, cu_seqlens, call.tokens, scale, options.eps
         call.start(read_backward, query_splits, *tensors, *rest)
 
@@ -292,18 +317,18 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(call.programs, key_splits, query.shape[-1], dtype=torch.float32)
-    tensors = *(strided(x) for x in (key, value, dk, dv, of_keys)), call.parameters, call.table, mask
+    tensors = *(strided(x) for x in (key, value, dk, dv, of_keys)), parameters, call.table, mask
     rest = sums, mean_grads, states, state_grads, cu_seqlens, call.key_tokens, scale
     call.start(summarize_backward, key_splits, *tensors, strided(weights), strided(dweights), *rest)
     if mean_grads is not None:
         over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
-    return dweights, both
+    return dweights, both, call.parameter_gradients(parameters)
 
 
 def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor, Tensor | None]:
     """Output of causal attention of blocks (of one token), and if they are long the states that they see."""
-    query, key, value, _, visible, _, cu_seqlens = inputs
+    query, key, value, _, visible, _, cu_seqlens, _ = inputs
     call = Call(inputs, options, causal=True)
     scale, mask, out = query.shape[-1] ** -0.5, strided_mask(visible), room(query, value)
     if is_long(call, block):
@@ -321,20 +346,21 @@ def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor
 
 def causal_backward(
     grad: Tensor, inputs: Inputs, states: Tensor, options: Options, block: int, into: Sequence[Tensor]
-) -> None:
-    """Writes the gradients of query, key and value of causal attention into three tensors."""
-    query, key, value, _, visible, _, cu_seqlens = inputs
+) -> list[Tensor | None]:
+    """Writes the gradients of query, key and value of causal attention into three tensors; returns the parameters'."""
+    query, key, value, _, visible, _, cu_seqlens, _ = inputs
     call = Call(inputs, options, causal=True)
     if is_long(call, block):
-        backward(grad, inputs, states, None, options, into, block=block)
-        return
+        return backward(grad, inputs, states, None, options, into, block=block)[2]
     call.constants["BLOCK"] = block
+    parameters = call.parameters_with_sums("chunked", "chunked", block)
     dq, dk, dv = into
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [strided(x) for x in (query, key, value, grad)]
-    rest = rows, call.parameters, call.table, strided_mask(visible), cu_seqlens, call.tokens
+    rest = rows, parameters, call.table, strided_mask(visible), cu_seqlens, call.tokens
     call.start(chunked_query_backward, 1, *tensors, strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
     call.start(chunked_key_backward, 1, *tensors, strided(dk), strided(dv), *rest)
+    return call.parameter_gradients(parameters)
 
 
 def is_long(call: Call, block: int) -> bool:

@@ -14,9 +14,11 @@ from linvit.kernels import launch
 from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 QUERY_KEY_VALUE = "Tensor query, Tensor key, Tensor value"
-SEEN = "Tensor? cos, Tensor? sin, Tensor? visible, Tensor? weights, Tensor? cu_seqlens"
+PARAMETERS = "Tensor? of_query_map, Tensor? of_key_map, Tensor? of_normalizer"
+SEEN = f"Tensor? cos, Tensor? sin, Tensor? visible, Tensor? weights, Tensor? cu_seqlens, {PARAMETERS}"
 RULE = "str query_map, str key_map, bool query_mean, int block, str normalizer, float eps"
 KEPT = "Tensor states, Tensor sums"
+GIVEN = 8  # tensors of SEEN
 
 
 def operator(name: str, arguments: str, results: int) -> Callable[[Callable[..., Any]], Any]:
@@ -63,6 +65,9 @@ def _call(
     visible: Tensor | None,
     weights: Tensor | None,
     cu_seqlens: Tensor | None,
+    of_query_map: Tensor | None,
+    of_key_map: Tensor | None,
+    of_normalizer: Tensor | None,
     query_map: str,
     key_map: str,
     query_mean: bool,
@@ -71,7 +76,8 @@ def _call(
     eps: float,
 ) -> tuple[launch.Inputs, launch.Options, int]:
     query, key, value = parts
-    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens)
+    parameters = of_query_map, of_key_map, of_normalizer
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, weights, cu_seqlens, parameters)
     return inputs, launch.Options(query_map, key_map, query_mean, normalizer, eps), block
 
 
@@ -96,40 +102,42 @@ attend.register_fake(lambda query, key, value, *rest: _shapes((query, key, value
 attend_packed.register_fake(lambda projections, *rest: _shapes(parts_of(projections), *rest))
 
 
-@operator("attend_backward", f"Tensor grad, {QUERY_KEY_VALUE}, {SEEN}, {KEPT}, {RULE}, bool tables", 5)
+@operator("attend_backward", f"Tensor grad, {QUERY_KEY_VALUE}, {SEEN}, {KEPT}, {RULE}, bool tables", 8)
 def attend_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of query, key and value; of given weights; and of cosines and sines, side by side. Or empty tensors."""
+    """Gradients of query, key and value; of given weights; of cosines and sines, side by side; and of the parameters.
+
+    Those of what was not given are empty.
+    """
     into = tuple(torch.empty_like(x) for x in (query, key, value))
     return *into, *_backward(grad, (query, key, value), into, *rest)
 
 
-@operator("attend_packed_backward", f"Tensor grad, Tensor projections, {SEEN}, {KEPT}, {RULE}, bool tables", 3)
+@operator("attend_packed_backward", f"Tensor grad, Tensor projections, {SEEN}, {KEPT}, {RULE}, bool tables", 6)
 def attend_packed_backward(grad: Tensor, projections: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of the projections, contiguous, and the others of `attend_backward`."""
     gradient = torch.empty_like(projections, memory_format=torch.contiguous_format)
     return gradient, *_backward(grad, parts_of(projections), parts_of(gradient), *rest)
 
 
-def _backward(grad: Tensor, parts: Sequence[Tensor], into: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
-    """Gradients of weights and tables; those of query, key and value are written into tensors."""
-    *seen, states, sums = rest[:7]
-    *rule, tables = rest[7:]
+def _backward(grad: Tensor, parts: Sequence[Tensor], into: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of weights, tables and parameters; those of query, key and value are written into tensors."""
+    *seen, states, sums = rest[: GIVEN + 2]
+    *rule, tables = rest[GIVEN + 2 :]
     inputs, options, block = _call(parts, *seen, *rule)
     with torch.cuda.device_of(grad):
         if block:
-            launch.causal_backward(grad, inputs, states, options, block, into)
-            gradients: Sequence[Tensor | None] = None, None
+            of_parameters = launch.causal_backward(grad, inputs, states, options, block, into)
+            of_weights, of_tables = None, None
         else:
             given = sums if options.query_mean else None
-            gradients = launch.backward(grad, inputs, states, given, options, into, tables)
-    of_weights, of_tables = (states.new_empty(0) if x is None else x for x in gradients)
-    return of_weights, of_tables
+            of_weights, of_tables, of_parameters = launch.backward(grad, inputs, states, given, options, into, tables)
+    return tuple(states.new_empty(0) if x is None else x for x in (of_weights, of_tables, *of_parameters))
 
 
-def _backward_shapes(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    weights, states, tables = rest[3], rest[5], rest[-1]
-    of_weights = states.new_empty(0 if weights is None else weights.shape, dtype=torch.float32)
-    return of_weights, states.new_empty((query.shape[2], query.shape[3]) if tables else 0)
+def _backward_shapes(query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    weights, states, tables = rest[3], rest[GIVEN], rest[-1]
+    given = [states.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (weights, *rest[5:GIVEN])]
+    return given[0], states.new_empty((query.shape[2], query.shape[3]) if tables else 0), *given[1:]
 
 
 @attend_backward.register_fake
@@ -149,16 +157,18 @@ def _differentiate(forward: Any, backward: Any, count: int) -> None:
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[: count + 5], *output[1:])
-        ctx.rule = inputs[count + 5 : -1]
+        ctx.save_for_backward(*inputs[: count + GIVEN], *output[1:])
+        ctx.rule = inputs[count + GIVEN : -1]
 
     def gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * (count + 12)
-        tables = any(ctx.needs_input_grad[count : count + 2])
-        *given, of_weights, of_tables = backward(grad, *ctx.saved_tensors, *ctx.rule, tables)
+            return (None,) * (count + GIVEN + 7)
+        needs = ctx.needs_input_grad[count : count + GIVEN]
+        tables = any(needs[:2])
+        *given, of_weights, of_tables, a, b, c = backward(grad, *ctx.saved_tensors, *ctx.rule, tables)
         cos, sin = of_tables.tensor_split(2, dim=-1) if tables else (None, None)
-        return *given, cos, sin, None, of_weights if ctx.needs_input_grad[count + 3] else None, *(None,) * 8
+        of_seen = cos, sin, None, of_weights, None, a, b, c
+        return *given, *(x if need else None for x, need in zip(of_seen, needs, strict=True)), *(None,) * 7
 
     forward.register_autograd(gradients, setup_context=save)
 

@@ -60,7 +60,7 @@ def _has_ample_memory(device: torch.device) -> bool:
 
 
 def _start(kernel: Any, splits: int, keys: int, setting: Setting, inputs: Inputs, *tensors: Tensor | None) -> None:
-    query, key, value, rotary, visible, _, _ = inputs
+    query, key, value, rotary, visible = inputs[:5]
     (batch, heads, queries, width), value_width = query.shape, value.shape[-1]
     kernel[batch * heads, splits](
         *map(strided, (query, key, value, *tensors)),

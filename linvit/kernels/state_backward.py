@@ -30,6 +30,7 @@ from linvit.kernels.tiles import (
     factor,
     features,
     folded,
+    given_of,
     head_of,
     inside_tile,
     load_row,
@@ -50,17 +51,19 @@ from linvit.kernels.tiles import (
 
 @triton.jit
 def queries_backward(
-    grads, q, g, query_grad, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start, scale, eps,
+    grads, q, g, query_grad, table_grad, S, z, r, u, mass, dmean, parameters, rotary, mask, at, start, scale, eps,
     MASKED: tl.constexpr, MAP: tl.constexpr, NORMALIZER: tl.constexpr, RAW: tl.constexpr, STATE: tl.constexpr,
     FOLD: tl.constexpr, VALUE_FOLD: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
     """The gradients of S, z, r and u with those of one more tile of queries, whose own gradient is stored."""
     dS, dz, dr, du = grads
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
+    of_queries = given_of(parameters[0], at[1], start // SHAPE[0], exists)
+    of_normalizer = given_of(parameters[2], at[1], start // SHAPE[0], exists)
     inside = inside_tile(exists, SHAPE)
     dout = load_tile(g, start, inside_tile(exists, VALUES), VALUES).to(DOT)
     x = load_tile(q, start, inside, SHAPE)
-    qp = features(x, inside, MAP, given[0], SHAPE)
+    qp = features(x, inside, MAP, of_queries, SHAPE)
     c, s = load_table(rotary, at[2], start, exists, SHAPE)
     rq = turn(qp, c, s, SHAPE)
     den = tl.sum(qp * z[None, :], 1)
@@ -70,13 +73,13 @@ def queries_backward(
     turned = product(dout, tl.trans(S), PRECISION)
     dgain = tl.sum(rq * turned, 1)
     if RAW:
-        gain, level = NORMALIZER[0](den, den, mass, scale, eps, given[1])
-        dnum, dden = NORMALIZER[1](dgain, tl.zeros_like(den), den, den, mass, scale, eps, given[1])
+        gain, level = NORMALIZER[0](den, den, mass, scale, eps, of_normalizer)
+        dnum, dden = NORMALIZER[1](dgain, tl.zeros_like(den), den, den, mass, scale, eps, of_normalizer)
     else:
         dlevel = tl.sum(dout.to(tl.float32) * u[None, :], 1)
         num = den if c is None else tl.sum(rq * r[None, :], 1)
-        gain, level = NORMALIZER[0](num, den, mass, scale, eps, given[1])
-        dnum, dden = NORMALIZER[1](dgain, dlevel, num, den, mass, scale, eps, given[1])
+        gain, level = NORMALIZER[0](num, den, mass, scale, eps, of_normalizer)
+        dnum, dden = NORMALIZER[1](dgain, dlevel, num, den, mass, scale, eps, of_normalizer)
         if c is None:  # z is r
             dnum += dden
     if STATE:
@@ -101,7 +104,7 @@ def queries_backward(
                 dqp += dmean[None, :]
             else:
                 dqp += tl.where(visible[:, None], dmean[None, :], 0.0)
-        store_tile(query_grad, start, inside, MAP[1](x.to(tl.float32), dqp, given[0], SHAPE), SHAPE)
+        store_tile(query_grad, start, inside, MAP[1](x.to(tl.float32), dqp, of_queries, SHAPE), SHAPE)
     return dS, dz, dr, du
 
 
@@ -154,7 +157,6 @@ def read_backward(
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
-    given = (parameters[0], at[1]), (parameters[2], at[1])
     S = factor(S, DOT, PRECISION)
     dS, dz = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32), tl.zeros((FOLD, COLUMNS), tl.float32)
     dr, du = tl.zeros((FOLD, COLUMNS), tl.float32), tl.zeros((VALUE_FOLD, VALUE_COLUMNS), tl.float32)
@@ -167,14 +169,14 @@ def read_backward(
     if PLAIN:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dS, dz, dr, du = queries_backward(
-                (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start,
+                (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, parameters, rotary, mask, at, start,
                 scale, eps, False, QUERY_MAP, NORMALIZER, RAW, state_grads is not None, FOLD, VALUE_FOLD,
                 DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if PLAIN else STAGES):
         dS, dz, dr, du = queries_backward(
-            (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, given, rotary, mask, at, start,
+            (dS, dz, dr, du), q, g, dq, table_grad, S, z, r, u, mass, dmean, parameters, rotary, mask, at, start,
             scale, eps, True, QUERY_MAP, NORMALIZER, RAW, state_grads is not None, FOLD, VALUE_FOLD,
             DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
@@ -186,14 +188,15 @@ def read_backward(
 
 @triton.jit
 def keys_backward(
-    dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c_0, e, mean, shift, share, overlap, given, rotary, mask,
-    weights, weight_grads, at, start,
+    dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c_0, e, mean, shift, share, overlap, parameters, rotary,
+    mask, weights, weight_grads, at, start,
     MASKED: tl.constexpr, MAP: tl.constexpr, RAW: tl.constexpr, FOLD: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE, VALUES,
 ):  # fmt: skip
     """Stores the gradients of a tile of keys and values; that of the mean of κ(q) with one more tile's."""
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
+    given = given_of(parameters[1], at[1], start // SHAPE[0], visible)
     inside = inside_tile(visible, SHAPE)
     x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
     y = load_tile(k, start, inside, SHAPE)
@@ -309,19 +312,20 @@ def summarize_backward(
         if PRECISION == "bf16":
             c = dr - tl.sum(dS.to(tl.float32) * u[None, :], 1)
             overlap += tl.sum(u * e, 0)
-    dmean, given = tl.zeros((FOLD, COLUMNS), tl.float32), (parameters[1], at[1])
+    dmean = tl.zeros((FOLD, COLUMNS), tl.float32)
     first, whole, end = share_of(at[3], ROWS)
     if mask is None:
         for start in tl.range(first, whole, ROWS, num_stages=STAGES):
             dmean = keys_backward(
-                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, given, rotary,
-                mask, weights, weight_grads, at, start, False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+                dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, parameters,
+                rotary, mask, weights, weight_grads, at, start,
+                False, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
             )  # fmt: skip
         first = whole
     for start in tl.range(first, end, ROWS, num_stages=1 if mask is None else STAGES):
         dmean = keys_backward(
-            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, given, rotary, mask,
-            weights, weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
+            dmean, k, v, dk, dv, table_grad, dS, u, r, dz, du, c, e, mean, shift, share, overlap, parameters, rotary,
+            mask, weights, weight_grads, at, start, True, KEY_MAP, RAW, FOLD, DOT, PRECISION, SHAPE, VALUES,
         )  # fmt: skip
     if sums is not None:
         row = mean_grads + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * WIDTH

@@ -1,6 +1,5 @@
 """The limits of the kernels. Imports no Triton, so that it can also report that Triton is missing."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,9 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
+from linvit.formulas import Formula
+from linvit.formulas import feature_map as feature_maps
+from linvit.formulas import normalizer as normalizers
+
+FEATURE_MAPS = tuple(name for name in feature_maps.FEATURE_MAPS if name not in feature_maps.JOINING)
 WEIGHTINGS = ("uniform", "query_mean")
-NORMALIZERS = ("divide", "magnitude", "subtract", "none", "sum")
+NORMALIZERS = tuple(normalizers.NORMALIZERS)
 KNOWN = (
     ("the queries' feature_map", FEATURE_MAPS),
     ("the keys' feature_map", FEATURE_MAPS),
@@ -44,21 +47,21 @@ SHARED = {
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, gradients=not causal, formulas=True, **options)
+    reason = inputs_obstacle(query, value, gradients=not causal, **options)
     if reason is not None:
         return reason
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
     if causal == "block" and options.get("cu_seqlens") is not None:
         return "causal='block' has no kernel for packed sequences"
-    weighting = options.get("weighting", "uniform")
+    weighting, by_mass = options.get("weighting", "uniform"), uses_mass(options.get("normalizer", "divide"))
     if isinstance(weighting, Tensor):
         if causal:
             return "weights that are given have no causal kernel"
-        if options.get("normalizer") == "sum" and _needs_gradient(weighting):
-            return "normalizer='sum' has no gradient of weights that are given"
-    elif weighting == "query_mean" and options.get("normalizer") == "sum":
-        return "normalizer='sum' has a kernel for uniform weights only"
+        if by_mass and torch.is_grad_enabled() and weighting.requires_grad:
+            return "the normalizer uses the mass, which has no gradient of weights that are given"
+    elif weighting == "query_mean" and by_mass:
+        return "the normalizer uses the mass, which has a kernel for uniform weights only"
     elif causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
     if any(x.shape[2] * x.stride(2) + x.shape[3] * x.stride(3) > FARTHEST for x in (query, key, value)):
@@ -102,7 +105,6 @@ def inputs_obstacle(
     value: Tensor,
     *,
     gradients: bool = False,
-    formulas: bool = False,
     feature_map: Any = "elu1",
     weighting: Any = "uniform",
     normalizer: Any = "divide",
@@ -113,17 +115,14 @@ def inputs_obstacle(
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
 
-    gradients: whether the kernel supports weights that are given, and has gradients of rotary tables. formulas: whether
-    it supports functions as feature maps and normalizers.
+    gradients: whether the kernel supports weights that are given, and has gradients of rotary tables.
     """
-    query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
-    mass_has_gradient = _needs_gradient(weighting) if isinstance(weighting, Tensor) else weighting == "query_mean"
+    query_map, key_map = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
     if gradients and isinstance(weighting, Tensor):
         weighting = "uniform"
     axes = query_map, key_map, weighting, normalizer
     for given, (name, known) in zip(axes, KNOWN, strict=True):
-        is_function = formulas and known is not WEIGHTINGS and callable(given)
-        if not is_function and (not isinstance(given, str) or given not in known):
+        if not isinstance(given, Formula) and (not isinstance(given, str) or given not in known):
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
     if state is not None or shard is not None:
@@ -136,33 +135,12 @@ def inputs_obstacle(
         return "the kernels need rotary tables of shape (tokens, width / 2)"
     if rotary is not None and not gradients and any(table.requires_grad for table in rotary):
         return "this kernel has no gradients of rotary tables"
-    for given, (name, known) in zip(axes, KNOWN, strict=True):  # last, because it may take a while
-        if callable(given):
-            reason = formula_obstacle(given, query, known is FEATURE_MAPS, mass_has_gradient)
-            if reason is not None:
-                return f"{name}: {reason}"
     return None
 
 
-def formula_obstacle(function: Callable[..., Any], query: Tensor, is_map: bool, mass_has_gradient: bool) -> str | None:
-    """Why a function cannot be a feature map, or a normalizer, of the kernels, as a clause; None if it can."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return "a compiler or exporter is tracing the model, and takes the function itself"
-    from linvit.formulas import Untraceable, formula_of
-
-    try:
-        formula = formula_of(function, query.shape[1], query.shape[-1] if is_map else None, query.device)
-    except Untraceable as error:
-        return str(error)
-    if not is_map and mass_has_gradient and formula.uses_mass:
-        return "it uses the mass, whose gradient for these weights the kernels do not give"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in formula.tensors):
-        return "its tensors need gradients, which the kernels do not give"
-    return None
-
-
-def _needs_gradient(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
+def uses_mass(normalizer: str | Formula) -> bool:
+    """Whether a normalizer depends on the total weight."""
+    return normalizer.uses_mass if isinstance(normalizer, Formula) else normalizer == "sum"
 
 
 def transforms() -> bool:

@@ -160,6 +160,19 @@ def features(x, inside, MAP: tl.constexpr, given, SHAPE):
 
 
 @triton.jit
+def given_of(parameters, head, tile, visible):
+    """What the derivative of a feature map or normalizer is given, as in `device_code`.
+
+    parameters: rows of parameters, and (pointer, stride of a program, stride of a tile) to their gradients or None.
+    """
+    rows, sums = parameters
+    place = None
+    if sums is not None:
+        place = sums[0] + tl.program_id(0).to(tl.int64) * sums[1] + tile * sums[2]
+    return rows, head, place, visible
+
+
+@triton.jit
 def load_table(rotary, begin, start, visible, SHAPE):
     """Cosines and sines of a tile's angles, float32; None without a rotation.
 

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,17 @@ LARGE = (
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 
-def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Callable[..., Tensor] | None:
-    """The kernel for these arguments of `linear_attention`; None for plain torch.
+def kernel_for(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Any = "elu1",
+    normalizer: Any = "divide",
+    **options: Any,
+) -> partial[Tensor] | None:
+    """The kernel for these arguments of `linear_attention`, with its maps and normalizer; None for plain torch.
 
     "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
     recorded that they are exact there, on a CPU the C++ kernel if the wheel brought it along or once
@@ -34,23 +43,52 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return None
-    if backend == "auto":
-        home = _ready(query, options.get("causal"))
-        if home is None:
-            if not query.is_cuda and not is_traced() and query.numel() >= LARGE:
-                _say_how_to_build(query, key, value, **options)
-            return None
-    else:
+    home = _ready(query, options.get("causal")) if backend == "auto" else None
+    is_missing = backend == "auto" and home is None
+    if is_missing and (query.is_cuda or is_traced() or query.numel() < LARGE):
+        return None
+    if home is None:
         from linvit import kernels
 
         home = kernels if backend == "triton" else kernels.cpu
-    reason = home.obstacle(query, key, value, **options)
+        if is_missing and kernels.cpu.is_aside():
+            return None
+    try:
+        axes = {"feature_map": _formulas(feature_map, query), "normalizer": _formula(normalizer, query, False)}
+        reason = home.obstacle(query, key, value, **axes, **options)
+    except ValueError as error:
+        reason = str(error)
+    if reason is None and not is_missing:
+        return partial(home.linear_attention, **axes)
     if reason is None:
-        kernel: Callable[..., Tensor] = home.linear_attention
-        return kernel
+        _warn_once(
+            "Attention of many tokens runs in plain PyTorch: its C++ kernel for CPUs is faster, and is used in this "
+            "process from a call of linvit.kernels.cpu.build() on"
+        )
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
+
+
+def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, Any]:
+    """The feature maps of queries and keys, with functions traced."""
+    query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    traced = _formula(query_map, query, True, "the queries' ")
+    return traced, traced if key_map is query_map else _formula(key_map, query, True, "the keys' ")
+
+
+def _formula(given: Any, query: Tensor, is_map: bool, whose: str = "") -> Any:
+    if not callable(given):
+        return given
+    name = "feature_map" if is_map else "normalizer"
+    if is_traced():
+        raise ValueError(f"{whose}{name}: a compiler or exporter is tracing the model, and takes the function itself")
+    from linvit.formulas import Untraceable, formula_of
+
+    try:
+        return formula_of(given, query.shape[1], query.shape[-1] if is_map else None, query.device)
+    except Untraceable as error:
+        raise ValueError(f"{whose}{name}: {error}") from None
 
 
 def softmax_kernel_for(
@@ -108,13 +146,3 @@ def _load_prebuilt() -> None:
 @cache
 def _has_prebuilt() -> bool:
     return PREBUILT.is_dir()
-
-
-def _say_how_to_build(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
-    from linvit.kernels import cpu
-
-    if not cpu.is_aside() and cpu.obstacle(query, key, value, **options) is None:
-        _warn_once(
-            "Attention of many tokens runs in plain PyTorch: its C++ kernel for CPUs is faster, and is used in this "
-            "process from a call of linvit.kernels.cpu.build() on"
-        )

@@ -103,7 +103,7 @@ def linear_attention(
     kernel = kernel_for(backend, tokens.query, key, value, shard=shard, **form, **axes)
     if kernel is not None:
         form |= {"block_size": block_size, "key_mask": tokens.visible}
-        return kernel(tokens.query, key, value, eps=eps, **form, **axes)
+        return kernel(tokens.query, key, value, eps=eps, weighting=weighting, **form)
     with _without_autocast(query.device.type):
         if whole:
             return bidirectional(tokens, rule)
@@ -159,7 +159,7 @@ def packed_linear_attention(
 
             visible = None if key_mask is None else visible_tokens(key_mask, key)
             form |= {"block_size": block_size, "key_mask": visible, "eps": eps}
-            return kernel_of_packed(projections, **form, **axes).transpose(1, 2)
+            return kernel_of_packed(projections, weighting=weighting, **form, **kernel.keywords).transpose(1, 2)
     options: dict[str, Any] = {"key_mask": key_mask, "block_size": block_size, "eps": eps, "backend": backend}
     return linear_attention(query, key, value, **form, **axes, **options).transpose(1, 2)
 

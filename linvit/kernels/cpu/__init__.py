@@ -6,38 +6,21 @@ convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor, library
 
-from linvit.formulas import formula_of
-from linvit.formulas.cpp_source import TABLE, library_source
+from linvit.formulas import Formula
 from linvit.kernels.cpu import depthwise as depthwise
-from linvit.kernels.cpu.compiling import compile_formulas, load, prebuilt
-from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
+from linvit.kernels.cpu.compiling import compile_formula, load, prebuilt
+from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms, uses_mass
 
 _aside = False
-_addresses: dict[str, int] = {}  # of formulas, by their digest
-
-
-class Compiled(NamedTuple):
-    """A feature map or normalizer from `compiling.compile_formulas`.
-
-    Attributes:
-        address: of its table of functions.
-        parameters: (batch or 1, heads or 1, any number) of float32, as `formula.h` says; None if it has none. Their
-            gradient is what the backward functions add to `sums`.
-    """
-
-    address: int
-    parameters: Tensor | None = None
-
-
-Map = str | Compiled | Callable[..., Any]  # a feature map or normalizer
+Map = str | Formula  # a feature map or normalizer
 
 
 @cache
@@ -100,20 +83,16 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return "torch.jit is tracing the model, and cannot trace the kernel"
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernel does not support them"
-    sums = options.get("normalizer") == "sum" and options.get("weighting") == "query_mean"
-    if sums and needs_gradients(query, key, value):
-        return "normalizer='sum' has a gradient for uniform weights only"
-    reason = inputs_obstacle(query, value, formulas=True, **options)
+    rule = options.get("normalizer", "divide")
+    if options.get("weighting") == "query_mean" and uses_mass(rule) and needs_gradients(query, key, value):
+        return "the normalizer uses the mass, which has a gradient for uniform weights only"
+    reason = inputs_obstacle(query, value, **options)
     if reason is not None:
         return reason
-    maps = options.get("feature_map", "elu1")
-    axes = [(x, True) for x in (maps if isinstance(maps, tuple | list) else [maps])] + [
-        (options.get("normalizer"), False)
-    ]
     try:
-        for given, is_map in axes:
-            if callable(given):
-                _compiled(given, query, is_map)
+        for given in (*options.get("feature_map", ()), rule):
+            if isinstance(given, Formula):
+                compile_formula(given)
     except ValueError as error:
         return str(error).rstrip(".")
     return None
@@ -129,7 +108,7 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: Map | tuple[Map, Map] = "elu1",
+    feature_map: tuple[Map, Map] = ("elu1", "elu1"),
     weighting: str = "uniform",
     normalizer: Map = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
@@ -141,13 +120,12 @@ def linear_attention(
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key, value and parameters get first derivatives; the backward pass recomputes everything from these.
+    Query, key, value and tensors of formulas get first derivatives; the backward pass recomputes everything from these.
     The order of sums depends only on the number of threads.
 
     Args:
         query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
-        feature_map, normalizer: names, functions of torch, or compiled ones; the gradient leaves out that query-mean
-            weights change the `mass` of a normalizer.
+        feature_map, normalizer: names, or formulas in place of functions.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -155,13 +133,10 @@ def linear_attention(
     """
     if not ready():
         build()
-    pair = isinstance(feature_map, tuple | list) and not isinstance(feature_map, Compiled)
-    maps = cast(tuple[Map, Map], feature_map if pair else (feature_map, feature_map))
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
-    formulas = [_formula(x, FEATURE_MAPS, query) for x in maps] + [_formula(normalizer, NORMALIZERS, query)]
-    numbers, parameters = zip(*formulas, strict=True)
+    numbers, parameters = _numbered(query, (*feature_map, normalizer), eps)
     tensors = query, key, value, cos, sin, visible, bounds, *parameters
     arguments = *tensors, *numbers, weighting == "query_mean", eps, block_size or int(causal)
     attend = torch.ops.linvit_cpu.attend.default
@@ -173,26 +148,23 @@ def linear_attention(
         return out
 
 
-def _formula(given: Map, names: tuple[str, ...], query: Tensor) -> tuple[int, Tensor | None]:
-    """What the operator takes for it, with its parameters for each entry of the batch and head."""
-    if isinstance(given, str):
-        return names.index(given), None
-    address, parameters = given if isinstance(given, Compiled) else _compiled(given, query, names is FEATURE_MAPS)
-    if parameters is None:
-        return address, None
-    return address, parameters.contiguous().expand(*query.shape[:2], -1)
-
-
-def _compiled(function: Callable[..., Any], query: Tensor, is_map: bool) -> Compiled:
-    """A function of torch; raises ValueError if it cannot be traced or compiled."""
-    heads, width = query.shape[1], query.shape[-1] if is_map else 1
-    formula = formula_of(function, heads, width if is_map else None, query.device)
-    if formula.digest not in _addresses:
-        _addresses[formula.digest] = compile_formulas(library_source(formula), (TABLE,))[TABLE]
-    if not formula.parameters:
-        return Compiled(_addresses[formula.digest])
-    rows = [x.float().expand(heads, width) for x in formula.parameter_tensors(formula.tensors)]
-    return Compiled(_addresses[formula.digest], torch.cat(rows, -1).unsqueeze(0))
+def _numbered(
+    query: Tensor, formulas: tuple[Map, Map, Map], eps: float
+) -> tuple[tuple[int, ...], tuple[Tensor | None, ...]]:
+    """Two feature maps and a normalizer as the operator knows them, and their parameters by batch entry and head."""
+    batch, heads, _, width = query.shape
+    numbers: list[int] = []
+    parameters: list[Tensor | None] = []
+    for given, names in zip(formulas, (FEATURE_MAPS, FEATURE_MAPS, NORMALIZERS), strict=True):
+        if isinstance(given, str):
+            numbers.append(names.index(given))
+            parameters.append(None)
+        else:
+            numbers.append(compile_formula(given))
+            constants, size = ((), width) if given.is_map else ((width**-0.5, eps), 1)
+            rows = given.parameter_rows(heads, size, size, constants)
+            parameters.append(None if rows is None else rows.flatten(1).expand(batch, -1, -1))
+    return tuple(numbers), tuple(parameters)
 
 
 def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:

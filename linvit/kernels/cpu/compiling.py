@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
 from filelock import FileLock
+
+from linvit.formulas import Formula, named_formula
+from linvit.formulas.cpp_source import TABLE, library_source, named_source
+from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS
 
 SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
 INSTRUCTIONS = {
@@ -25,7 +28,7 @@ INSTRUCTIONS = {
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
 }
 """Compiler flags by what torch calls the capability of the processor; no flags for others, such as arm64."""
-FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast")
+FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd")
 HEADER = Path(__file__).with_name("formula.h")
 PREBUILT = Path(__file__).with_name("prebuilt")
 
@@ -68,11 +71,17 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     openmp = ["-fopenmp"] if sys.platform == "linux" else []
     flags = [*FLAGS, *INSTRUCTIONS.get(capability, []), *openmp]
 
+    named = named_source(
+        [named_formula(name, True) for name in FEATURE_MAPS], [named_formula(name, False) for name in NORMALIZERS]
+    )
+
     def compile_in(fresh: Path) -> None:
+        (fresh / "named.h").write_text(named)
         compiled(
             _name(capability),
             [str(source) for source in SOURCES],
             extra_cflags=flags,
+            extra_include_paths=[str(fresh), str(HEADER.parent)],
             extra_ldflags=openmp,
             build_directory=str(fresh),
             is_python_module=False,
@@ -81,7 +90,7 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     try:
         place = Path(folder or _get_build_directory(_name(capability), verbose=False))
         texts = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.[ch]*"))]
-        facts = [" ".join(flags).encode(), torch.__version__.encode(), *texts]
+        facts = [" ".join(flags).encode(), torch.__version__.encode(), named.encode(), *texts]
         library = place / f"{_name(capability)}.so"
         if not _fresh(library, "linvit", facts, compile_in):  # what torch has compiled it has loaded, too
             torch.ops.load_library(library)
@@ -93,25 +102,28 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
         ) from error
 
 
-@cache
-def compile_formulas(source: str, names: tuple[str, ...]) -> dict[str, int]:
-    """Compiles feature maps and normalizers in a second or two, or finds them compiled in the user's cache; loads them.
+_addresses: dict[str, int] = {}  # of tables in this process, by the digest of the formula
 
-    Args:
-        source: C++20 that can include "formula.h", which says what the functions are.
-        names: of tables `linvit::Map` or `linvit::Normalizer`, declared extern "C".
+
+def compile_formula(formula: Formula) -> int:
+    """Compiles a feature map or normalizer in a second or two, or finds it compiled in the user's cache; loads it.
 
     Returns:
-        The tables' addresses in this process, by name; the library stays loaded.
+        The address of its table of functions, see `formula.h`, in this process; the library stays loaded.
 
     Raises:
         ValueError: if there is no C++ compiler, or compiling fails.
     """
+    if formula.digest not in _addresses:
+        _addresses[formula.digest] = _compile(library_source(formula))
+    return _addresses[formula.digest]
+
+
+def _compile(source: str) -> int:
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise ValueError(f"The formulas must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
-    flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())]
-    flags += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
+    flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ()), "-shared", "-fPIC"]
     facts = [compiler.encode(), " ".join(flags).encode(), HEADER.read_bytes(), source.encode()]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = home / "linvit" / "formulas" / f"{hashlib.sha256(b''.join(facts)).hexdigest()[:32]}.so"
@@ -121,15 +133,14 @@ def compile_formulas(source: str, names: tuple[str, ...]) -> dict[str, int]:
             "Compiling a function for the C++ kernel takes a second or two; from then on it is found in %s",
             library.parent,
         )
-        (fresh / "formulas.cpp").write_text(source)
-        command = [compiler, *flags, "-I", str(HEADER.parent), str(fresh / "formulas.cpp")]
+        (fresh / "formula.cpp").write_text(source)
+        command = [compiler, *flags, "-I", str(HEADER.parent), str(fresh / "formula.cpp")]
         subprocess.run([*command, "-o", str(fresh / library.name)], check=True, capture_output=True, text=True)
 
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         _fresh(library, library.stem, facts, compile_in)
-        loaded = ctypes.CDLL(str(library))
-        return {name: ctypes.addressof(ctypes.c_char.in_dll(loaded, name)) for name in names}
+        return ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(str(library)), TABLE))
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         line = next((line for line in said.splitlines() if "error" in line), said.strip())
