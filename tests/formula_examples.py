@@ -21,9 +21,10 @@ class Example(NamedTuple):
     learned: dict = MappingProxyType({})
     exponent: float = 1
 
-    def tensors(self):
+    def tensors(self, learning=False):
         generator = torch.Generator().manual_seed(1)
-        return {name: torch.randn(shape, generator=generator) for name, shape in self.learned.items()}
+        tensors = {name: torch.randn(shape, generator=generator) for name, shape in self.learned.items()}
+        return {name: x.requires_grad_(learning) for name, x in tensors.items()}
 
     def holding(self, tensors):
         return partial(self.function, **tensors)
@@ -129,7 +130,7 @@ SCALE, EPS = 0.25, 1e-6
 def traced(name, rule=False):
     """The formula of an example, the example, and the learned tensors that the function holds."""
     example = (RULES if rule else MAPS)[name]
-    learned = {key: x.requires_grad_() for key, x in example.tensors().items()}
+    learned = example.tensors(learning=True)
     function = example.holding(learned)
     return trace_normalizer(function, HEADS) if rule else trace_map(function, HEADS, WIDTH), example, learned
 

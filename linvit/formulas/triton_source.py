@@ -13,6 +13,7 @@ HEADER = """import triton
 import triton.language as tl
 
 from linvit.kernels.device_code import LOG2E, LOUD, power_of_two
+from linvit.kernels.tiles import visible_tokens
 
 
 @triton.jit
@@ -43,15 +44,13 @@ def row_min(x, WIDTH: tl.constexpr):
 
 @triton.jit
 def store_sum(given, place, x):
-    visible = given[3]
+    _, _, sums, tile, mask, at, start = given
+    visible = visible_tokens(mask, at, start, True, x.shape[0])
+    pointer = sums[0] + tl.program_id(0).to(tl.int64) * sums[1] + tile * sums[2] + place
     if len(x.shape) == 2:
-        if visible is not None:
-            x = tl.where(visible[:, None], x, 0.0)
-        tl.store(given[2] + place + tl.arange(0, x.shape[1]), tl.sum(x, 0))
+        tl.store(pointer + tl.arange(0, x.shape[1]), tl.sum(tl.where(visible[:, None], x, 0.0), 0))
     else:
-        if visible is not None:
-            x = tl.where(visible, x, 0.0)
-        tl.store(given[2] + place, tl.sum(x, 0))
+        tl.store(pointer, tl.sum(tl.where(visible, x, 0.0), 0))
 """
 
 
@@ -111,8 +110,7 @@ def _of_a_map(formula: Formula) -> str:
     load = [f"    row = given[0] + given[1] * {rows} * SHAPE[1]"] if rows else []
     value = ["def value(x, given, SHAPE):", *load, f"    return forward(x, ({loads}), SHAPE[2])"]
     gradient = ["def gradient(x, dy, given, SHAPE):", *load, f"    result = backward(x, dy, ({loads}), SHAPE[2])"]
-    stores = [f"        store_sum(given, {i} * SHAPE[1], result[{1 + i}])" for i in range(len(formula.sums))]
-    gradient += ["    if given[2] is not None:", *stores] if stores else []
+    gradient += [f"    store_sum(given, {i} * SHAPE[1], result[{1 + i}])" for i in range(len(formula.sums))]
     return _jitted(value, [*gradient, f"    return result{'[0]' * bool(formula.sums)}"])
 
 
@@ -124,8 +122,7 @@ def _of_a_normalizer(formula: Formula) -> str:
     value = [f"def value({NUMBERS}, given):", f"    return forward({NUMBERS}{parameters})"]
     gradient = [f"def gradient(dgain, dlevel, {NUMBERS}, given):"]
     gradient += [f"    result = backward(dgain, dlevel, {NUMBERS}{parameters})"]
-    stores = [f"        store_sum(given, {i}, result[{2 + i}])" for i in range(len(formula.sums))]
-    gradient += ["    if given[2] is not None:", *stores] if stores else []
+    gradient += [f"    store_sum(given, {i}, result[{2 + i}])" for i in range(len(formula.sums))]
     return _jitted(value, [*gradient, "    return result[0], result[1]"])
 
 

@@ -129,7 +129,7 @@ def condition_of(value: "Value | float") -> Value:
 
 
 def make(op: str, *given: "Value | float") -> Value:
-    """The operation, simplified where this changes no rounding, except that of a division by a constant."""
+    """The operation, simplified where this changes no rounding but that of divisions by constants and of squares."""
     logical = {"and": 2, "or": 2, "not": 1, "where": 1}.get(op, 0)
     operands = tuple(condition_of(x) if i < logical else number_of(x) for i, x in enumerate(given))
     if op in COMMUTATIVE:
@@ -179,6 +179,8 @@ def _mul(a: Value, b: Value) -> Value | None:
     for x, y in ((a, b), (b, a)):
         if y.op == "neg":
             return -(x * y.operands[0])
+        if y.op == "mul" and y.operands[0] == y.operands[1] != x:  # so that the square is no number of its own
+            return x * y.operands[0] * y.operands[0]
     return None
 
 

@@ -24,7 +24,6 @@ from linvit.kernels.device_code import INTERPRETED
 from linvit.kernels.tiles import (
     factor,
     features,
-    given_of,
     head_of,
     inside_tile,
     load_table,
@@ -45,7 +44,9 @@ def load_mapped(x, given, rotary, visible, at, start, MAP: tl.constexpr, SHAPE):
     inside = inside_tile(visible, SHAPE)
     tile = load_tile(x, start, inside, SHAPE)
     mapped = features(tile, inside, MAP, given, SHAPE)
-    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    c, s = None, None
+    if rotary[0] is not None:
+        c, s = load_table(rotary, at[2], start, visible, SHAPE)
     return mapped, turn(mapped, c, s, SHAPE), tile
 
 
@@ -184,7 +185,7 @@ def chunked_query_backward(
     """Gradient of the queries, and γ, ω, dnum and dden of each token for the keys' and values'."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
-    of_keys = parameters[1][0], head
+    of_keys = parameters[1], head
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -201,8 +202,8 @@ def chunked_query_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
-        of_queries = given_of(parameters[0], head, start // STEP, exists)
-        of_normalizer = given_of(parameters[2], head, start // STEP, exists)
+        of_queries = parameters[0], head, parameters[3], start // STEP, None, here, start
+        of_normalizer = parameters[2], head, parameters[5], start // STEP, None, here, start
         qp, rq, tile = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
         kp, rk, _ = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
@@ -227,7 +228,9 @@ def chunked_query_backward(
         pull = tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0)
         drq = product(factor(pull, DOT, PRECISION), factor(rk, DOT, PRECISION), PRECISION)
         drq += gamma[:, None] * before + dnum[:, None] * r[None, :]
-        c, s = load_table(rotary, begin, start, exists, SHAPE)
+        c, s = None, None
+        if rotary[0] is not None:
+            c, s = load_table(rotary, begin, start, exists, SHAPE)
         dqp = turn_back(drq, c, s, SHAPE)
         if rotary[0] is not None:
             sums = product(seen.to(DOT), factor(kp, DOT, PRECISION), PRECISION) + z[None, :]
@@ -275,7 +278,7 @@ def chunked_key_backward(
     """Gradients of keys and values, from the last chunk to the first."""
     at = span(cu_seqlens, tokens, HEADS)
     batch, head, begin, length = at
-    of_queries = parameters[0][0], head
+    of_queries = parameters[0], head
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
@@ -294,7 +297,7 @@ def chunked_key_backward(
         here = (batch, head, begin, tl.minimum(length, start + STEP))
         visible = visible_tokens(mask, here, start, True, ROWS)
         exists = visible_tokens(None, here, start, True, ROWS)
-        of_keys = given_of(parameters[1], head, start // STEP, visible)
+        of_keys = parameters[1], head, parameters[4], start // STEP, mask, here, start
         qp, rq, _ = load_mapped(q, of_queries, rotary, exists, at, start, QUERY_MAP, SHAPE)
         _, rk, tile = load_mapped(k, of_keys, rotary, visible, at, start, KEY_MAP, SHAPE)
         x = load_values(v, origin, visible, start, DOT, VALUES)
@@ -314,7 +317,9 @@ def chunked_key_backward(
         pull = factor(tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0), DOT, PRECISION)
         drk = product(tl.trans(pull), factor(rq, DOT, PRECISION), PRECISION) + dr[None, :]
         drk += product(x, tl.trans(factor(dS, DOT, PRECISION)), PRECISION)
-        c, s = load_table(rotary, begin, start, exists, SHAPE)
+        c, s = None, None
+        if rotary[0] is not None:
+            c, s = load_table(rotary, begin, start, exists, SHAPE)
         dkp = turn_back(drk, c, s, SHAPE)
         if rotary[0] is not None:
             weighted = qp * dden[:, None]

@@ -1,9 +1,9 @@
 """Feature maps and normalizers as device code, which the kernels take as arguments.
 
 Names and functions of users take the same way: `linvit.formulas` traces the function of torch and writes the device
-code. With its arguments a function gets `given`: a pointer to the rows of all heads' parameters, and the head. The
-derivative also gets a pointer to the rows that it fills with sums over the tokens of the tile, None if none are wanted,
-and which tokens of the tile exist and count, None if all do.
+code. With its arguments a function gets `given`: a pointer to the rows of all heads' parameters, and the head. A
+derivative also gets where the rows of sums over the tokens of each tile go (pointer, strides of a program and a tile),
+which tile it is, and what `visible_tokens` needs: mask, `at` and the first token.
 """
 
 from typing import Any, NamedTuple

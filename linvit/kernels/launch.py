@@ -148,23 +148,21 @@ class Call:
         return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
 
     def parameters_with_sums(self, of_queries: str, of_keys: str, step: int = 1) -> tuple[Any, ...]:
-        """The rows of parameters, each with room for its gradient by program and tile; None where there are none.
+        """The rows of parameters, and room for their gradients by program and tile; None where there are none.
 
         of_queries, of_keys: kernels that fill it, whose tiles advance by a multiple of `step` tokens.
         """
-        pairs = []
-        for rows, kernel, tokens in zip(
-            self.parameters, (of_queries, of_keys, of_queries), (self.tokens, self.key_tokens, self.tokens), strict=True
-        ):
+        sums: list[Any] = []
+        kernels = (of_queries, self.tokens), (of_keys, self.key_tokens), (of_queries, self.tokens)
+        for rows, (kernel, tokens) in zip(self.parameters, kernels, strict=True):
             tiles = -(-tokens[1] // (self.setting(kernel).rows // step * step))
-            sums = None if rows is None else rows.new_zeros(self.programs, tiles, *rows.shape[1:])
-            pairs.append((rows, None if sums is None else (sums, *sums.stride())))
-        return tuple(pairs)
+            sums.append(strided(None if rows is None else rows.new_zeros(self.programs, tiles, *rows.shape[1:])))
+        return *self.parameters, *sums
 
     def parameter_gradients(self, parameters: tuple[Any, ...]) -> list[Tensor | None]:
         """What kernels have written there, (heads, any, columns) each."""
         heads = self.constants["HEADS"]
-        return [None if x is None else x[0].unflatten(0, (-1, heads)).sum((0, 2)) for _, x in parameters]
+        return [None if x is None else x[0].unflatten(0, (-1, heads)).sum((0, 2)) for x in parameters[3:]]
 
     def setting(self, name: str) -> Setting:
         """That of a kernel."""

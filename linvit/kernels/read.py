@@ -34,7 +34,9 @@ def write_tile(
     visible = visible_tokens(None, at, start, MASKED, SHAPE[0])
     inside = inside_tile(visible, SHAPE)
     qp = features(load_tile(q, start, inside, SHAPE), inside, MAP, given[0], SHAPE)
-    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    c, s = None, None
+    if rotary[0] is not None:
+        c, s = load_table(rotary, at[2], start, visible, SHAPE)
     turned = turn(qp, c, s, SHAPE)
     rq = factor(turned, DOT, PRECISION)
     if PRECISION == "bf16" and POSITIVE:

@@ -20,15 +20,17 @@ from typing import Any
 
 import torch
 
-from linvit.kernels.support import machine_obstacle
+from linvit.formulas import named_formula
+from linvit.formulas.triton_source import triton_source
+from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, machine_obstacle
 
 FOLDER = "LINVIT_RECORDS"
 SHIPPED = Path(__file__).parent / "records"
 SHIPPED_FOR = ("capability", "triton")
 OWN_FOR = ("gpu", "torch", *SHIPPED_FOR)
-CALLS = {  # the functions that start the kernels
-    "bidirectional": ("forward", "backward"),
-    "causal": ("causal_forward", "causal_backward"),
+CALLS = {  # the functions that start the kernels, and the code that is traced from names
+    "bidirectional": ("forward", "backward", "formulas"),
+    "causal": ("causal_forward", "causal_backward", "formulas"),
     "softmax": ("softmax_forward", "softmax_backward"),
 }
 _warn_once = cache(logging.getLogger(__name__).warning)
@@ -92,6 +94,7 @@ def about(index: int = 0) -> dict[str, str]:
         "torch": str(torch.__version__),
         "triton": version("triton"),
         **digests(),
+        "formulas": digest_of_formulas(),
     }
 
 
@@ -103,12 +106,19 @@ def digests(folder: Path = SHIPPED.parent) -> dict[str, str]:
         for name in {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _names(node, ast.Store):
             defined.setdefault(name, []).append(node)
     by_call = {}
-    for call in chain(*CALLS.values()):
+    for call in sorted({*chain(*CALLS.values())} - {"formulas"}):
         names = [call]
         for name in names:  # grows by what they use
             names += {used for x in defined.get(name, ()) for used in _names(x, ast.Load)}.difference(names)
         by_call[call] = _digest(node for name in names for node in defined.get(name, ()))
     return by_call
+
+
+@cache
+def digest_of_formulas() -> str:
+    """SHA-256 of the device code of feature maps and normalizers that have names."""
+    names = [*((name, True) for name in FEATURE_MAPS), *((name, False) for name in NORMALIZERS)]
+    return sha256("".join(triton_source(named_formula(*name)) for name in names).encode()).hexdigest()
 
 
 def digest_of_files(paths: Iterable[str | Path]) -> str:

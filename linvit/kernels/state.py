@@ -190,7 +190,9 @@ def add_tokens(
         n += mass
     elif visible is not None:
         n += visible.to(tl.float32)
-    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    c, s = None, None
+    if rotary[0] is not None:
+        c, s = load_table(rotary, at[2], start, visible, SHAPE)
     if c is not None:
         z += folded(kp, FOLD, SHAPE)
     # r sums the same rounded keys as the product, so that centring S leaves no rounding error.

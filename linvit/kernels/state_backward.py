@@ -30,7 +30,6 @@ from linvit.kernels.tiles import (
     factor,
     features,
     folded,
-    given_of,
     head_of,
     inside_tile,
     load_row,
@@ -58,13 +57,15 @@ def queries_backward(
     """The gradients of S, z, r and u with those of one more tile of queries, whose own gradient is stored."""
     dS, dz, dr, du = grads
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
-    of_queries = given_of(parameters[0], at[1], start // SHAPE[0], exists)
-    of_normalizer = given_of(parameters[2], at[1], start // SHAPE[0], exists)
+    of_queries = parameters[0], at[1], parameters[3], start // SHAPE[0], None, at, start
+    of_normalizer = parameters[2], at[1], parameters[5], start // SHAPE[0], None, at, start
     inside = inside_tile(exists, SHAPE)
     dout = load_tile(g, start, inside_tile(exists, VALUES), VALUES).to(DOT)
     x = load_tile(q, start, inside, SHAPE)
     qp = features(x, inside, MAP, of_queries, SHAPE)
-    c, s = load_table(rotary, at[2], start, exists, SHAPE)
+    c, s = None, None
+    if rotary[0] is not None:
+        c, s = load_table(rotary, at[2], start, exists, SHAPE)
     rq = turn(qp, c, s, SHAPE)
     den = tl.sum(qp * z[None, :], 1)
     if exists is not None:
@@ -196,12 +197,14 @@ def keys_backward(
     """Stores the gradients of a tile of keys and values; that of the mean of κ(q) with one more tile's."""
     exists = visible_tokens(None, at, start, MASKED, SHAPE[0])
     visible = visible_tokens(mask, at, start, MASKED, SHAPE[0])
-    given = given_of(parameters[1], at[1], start // SHAPE[0], visible)
+    given = parameters[1], at[1], parameters[4], start // SHAPE[0], mask, at, start
     inside = inside_tile(visible, SHAPE)
     x = load_tile(v, start, inside_tile(visible, VALUES), VALUES)
     y = load_tile(k, start, inside, SHAPE)
     kp = features(y, inside, MAP, given, SHAPE)
-    c, s = load_table(rotary, at[2], start, visible, SHAPE)
+    c, s = None, None
+    if rotary[0] is not None:
+        c, s = load_table(rotary, at[2], start, visible, SHAPE)
     rk = turn(kp, c, s, SHAPE)
     if PRECISION == "bf16":
         x, centred = x.to(DOT), rk

@@ -160,37 +160,21 @@ def features(x, inside, MAP: tl.constexpr, given, SHAPE):
 
 
 @triton.jit
-def given_of(parameters, head, tile, visible):
-    """What the derivative of a feature map or normalizer is given, as in `device_code`.
-
-    parameters: rows of parameters, and (pointer, stride of a program, stride of a tile) to their gradients or None.
-    """
-    rows, sums = parameters
-    place = None
-    if sums is not None:
-        place = sums[0] + tl.program_id(0).to(tl.int64) * sums[1] + tile * sums[2]
-    return rows, head, place, visible
-
-
-@triton.jit
 def load_table(rotary, begin, start, visible, SHAPE):
-    """Cosines and sines of a tile's angles, float32; None without a rotation.
+    """Cosines and sines of a tile's angles, float32. Only with a rotation: Triton 3.6 returns no tuples of None.
 
     rotary: pointers to cosines and sines (float32), or to pairs of them (float16 in int32) and None.
     """
     table, sin = rotary
-    if table is None:
-        c, s = None, None
+    PAIRS: tl.constexpr = (SHAPE[0], SHAPE[1] // 2, SHAPE[2] // 2)
+    inside = inside_tile(visible, PAIRS)
+    c = load_tile((table + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
+    if sin is None:
+        pairs = c
+        c = (pairs & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        s = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
-        PAIRS: tl.constexpr = (SHAPE[0], SHAPE[1] // 2, SHAPE[2] // 2)
-        inside = inside_tile(visible, PAIRS)
-        c = load_tile((table + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
-        if sin is None:
-            pairs = c
-            c = (pairs & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            s = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        else:
-            s = load_tile((sin + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
+        s = load_tile((sin + begin * PAIRS[2], PAIRS[2], 1), start, inside, PAIRS)
     return c, s
 
 

@@ -71,7 +71,8 @@ def finding(monkeypatch, *checks):
 
 
 def used(causal=False):
-    return kernel_for("auto", QUERY, QUERY, QUERY, causal=causal)
+    kernel = kernel_for("auto", QUERY, QUERY, QUERY, causal=causal)
+    return kernel and kernel.func
 
 
 def test_the_kernels_are_used_after_they_have_passed(monkeypatch, tmp_path):

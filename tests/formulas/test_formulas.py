@@ -30,12 +30,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linvit import formulas
-from linvit.formulas.cpp_source import FLAGS, cpp_source
+from linvit.formulas.cpp_source import cpp_source
 from linvit.formulas.device import lowered
 from linvit.formulas.recorder import Untraceable
 from linvit.formulas.trace import trace_map, trace_normalizer
 from linvit.formulas.triton_source import triton_source
 from linvit.formulas.values import evaluate, in_order
+from linvit.kernels.cpu.compiling import FLAGS, HEADER
 
 EXAMPLES = [(name, False) for name in MAPS] + [(name, True) for name in RULES]
 
@@ -77,8 +78,8 @@ using namespace linvit_formula;
 template <typename F> void map(const float* x, const float* dy, float* y, float* dx, int64_t tokens, int64_t width,
                                const float* const* parameters, float* const* sums) {
   for (int64_t t = 0; t < tokens * width; t += width) {
-    F::forward(x + t, y + t, width, parameters);
-    F::backward(x + t, dy + t, dx + t, width, parameters, sums);
+    F::values(x + t, y + t, width, parameters);
+    F::gradients(x + t, dy + t, dx + t, width, parameters, sums);
   }
 }
 template <typename F> void rule(const float* const* given, float* gain, float* level, float* dnum, float* dden,
@@ -86,8 +87,8 @@ template <typename F> void rule(const float* const* given, float* gain, float* l
                                 float* const* sums) {
   for (int64_t t = 0; t < tokens; ++t) {
     const float num = given[0][t], den = given[1][t], mass = given[2][t];
-    const auto out = F::forward(num, den, mass, scale, eps, parameters);
-    const auto d = F::backward(given[3][t], given[4][t], num, den, mass, scale, eps, parameters, sums);
+    const auto out = F::values(num, den, mass, scale, eps, parameters);
+    const auto d = F::gradients(given[3][t], given[4][t], num, den, mass, scale, eps, parameters, sums);
     gain[t] = out[0], level[t] = out[1], dnum[t] = d[0], dden[t] = d[1];
   }
 }
@@ -112,7 +113,7 @@ def library(tmp_path_factory):
     digests = {formula.digest: rule for (_, rule), formula in formulas.items()}
     calls = "".join((RULE if rule else MAP).format(digest) for digest, rule in digests.items())
     (folder / "calls.cpp").write_text(f"{CALLS}{calls}}}\n")
-    flags = [*FLAGS, "-Wall", "-Wno-unused-variable", "-shared", "-fPIC"]
+    flags = [*FLAGS, f"-I{HEADER.parent}", "-Wall", "-Wno-unused-variable", "-shared", "-fPIC"]
     subprocess.run(["g++", *flags, "calls.cpp", "-o", "calls.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "calls.so"))
 

@@ -165,7 +165,7 @@ def compare_gradients(tensors, rotary=None, tolerance=1e-5, **options):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gradient(normalizer, weighting, masked):
     if (normalizer, weighting) == ("sum", "query_mean"):
-        with pytest.raises(ValueError, match="normalizer='sum' has a gradient for uniform weights only"):
+        with pytest.raises(ValueError, match="uses the mass, which has a gradient for uniform weights only"):
             compare_gradients(draw(), normalizer=normalizer, weighting=weighting)
         return
     mask = torch.rand(2, 2, 101, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None

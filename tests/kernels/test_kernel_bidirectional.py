@@ -257,7 +257,9 @@ def test_given_weights_and_their_gradient(device, tiled, preset, by_head, masked
 def test_the_mass_of_given_weights_has_no_gradient_in_a_kernel(device):
     query, key, value = draw(device, tokens=20, heads=1)
     weights = torch.rand(20, device=device, requires_grad=True)
-    with pytest.raises(ValueError, match="normalizer='sum' has no gradient of weights that are given"):
+    with pytest.raises(
+        ValueError, match="the normalizer uses the mass, which has no gradient of weights that are given"
+    ):
         dispatched(query, key, value, weighting=weights, normalizer="sum", backend="triton")
     judge((query, key, value), weighting=weights.detach(), normalizer="sum")
 

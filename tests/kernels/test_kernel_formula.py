@@ -197,11 +197,7 @@ def test_a_number_that_a_function_uses_is_that_of_the_call(device):
 
 def test_what_cannot_run_says_which_operation_and_where(device):
     query, key, value = (torch.randn(1, 1, 20, 16, device=device) for _ in range(3))
-    learned = torch.ones(16, device=device, requires_grad=True)
-    for function, reason in (
-        (lambda x: x.cumsum(2), r"the queries' feature_map: `cumsum` \(test_kernel_formula.py, line \d+\)"),
-        (lambda x: x * learned, "its tensors need gradients, which the kernels do not give"),
-    ):
-        with pytest.raises(ValueError, match=f"which cannot run: .*{reason}"):
-            linear_attention(query, key, value, feature_map=function, backend="triton")
-        assert linear_attention(query, key, value, feature_map=function).shape == value.shape
+    reason = r"the queries' feature_map: `cumsum` \(test_kernel_formula.py, line \d+\)"
+    with pytest.raises(ValueError, match=f"which cannot run: .*{reason}"):
+        linear_attention(query, key, value, feature_map=lambda x: x.cumsum(2), backend="triton")
+    assert linear_attention(query, key, value, feature_map=lambda x: x.cumsum(2)).shape == value.shape

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from formula_examples import HEADS, MAPS, WIDTH
+from tiers import quick
 
-from linvit.kernels.support import DTYPES, PADDED, SHARED
+from linvit.formulas.trace import trace_map
+from linvit.kernels.support import DTYPES, PADDED, SHARED, padded
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -53,18 +56,24 @@ def compile_all(
     tokens=640,
     backward=True,
     presets=((True, "divide"), (False, "magnitude")),
+    example="elu1",
+    heads=8,
 ):
     from linvit.kernels import launch
+    from linvit.kernels.device_code import name_of
 
-    query, key = (torch.empty(1, tokens, 8, width, dtype=dtype).transpose(1, 2) for _ in range(2))
-    value = torch.empty(1, tokens, 8, value_width, dtype=dtype).transpose(1, 2)
+    query, key = (torch.empty(1, tokens, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
+    value = torch.empty(1, tokens, heads, value_width, dtype=dtype).transpose(1, 2)
     rotary = (torch.empty(tokens, width // 2),) * 2 if rotated else (None, None)
-    visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, 8, tokens) if masked else None
+    visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, heads, tokens) if masked else None
     cu_seqlens = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32) if packed else None
-    inputs = launch.Inputs(query, key, value, rotary, visible, None, cu_seqlens)
+    formula = trace_map(MAPS[example].holding(MAPS[example].tensors(True)), HEADS, WIDTH)
+    rows = formula.parameter_rows(HEADS, WIDTH, padded(WIDTH))
+    inputs = launch.Inputs(query, key, value, rotary, visible, None, cu_seqlens, (rows, rows, None))
     with compiling(capability):
         for query_mean, normalizer in presets:
-            options = launch.Options("elu1", "elu1", query_mean and not causal, normalizer, 1e-6)
+            name = name_of(formula)
+            options = launch.Options(name, name, query_mean and not causal, normalizer, 1e-6)
             if causal:
                 for block in (1,) if packed else (1, 16, 100):
                     out, states = launch.causal_forward(inputs, options, block)
@@ -78,6 +87,25 @@ def compile_all(
 def test_forward_in_bfloat16_at_width_64(compiled):
     compile_all(HOPPER, torch.bfloat16, 64, 64, backward=False, presets=((True, "divide"),))
     assert set(compiled) == {"query_mean", "summarize", "merge", "read"}
+
+
+@pytest.mark.parametrize("example", quick(["by channel", "directions", "outer", "softmax", "expm1"], ["by channel"]))
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_functions_of_a_user(compiled, example, causal):
+    presets = ((False, "magnitude"),)
+    compile_all(
+        HOPPER,
+        torch.bfloat16,
+        WIDTH,
+        32,
+        rotated=False,
+        causal=causal,
+        tokens=70,
+        presets=presets,
+        example=example,
+        heads=HEADS,
+    )
+    assert set(compiled) >= (CAUSAL if causal else {"read_backward", "summarize_backward"})
 
 
 BUDGETS = yaml.safe_load(Path(__file__).with_name("budgets.yaml").read_text())

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from linvit.formulas.values import OPERATIONS
 from linvit.kernels import record
 
 SNIPPET = '''
@@ -67,18 +68,20 @@ def test_moved_and_reformatted_definitions_keep_the_digests(folder):
     (folder / "tiles.py").write_text(tiles[:at])
     (folder / "more.py").write_text("# moved\n" + ast.unparse(ast.parse(tiles[at:])))
     assert not changed(folder, "launch.py", "def room(", "# other\n\n\ndef room(")
-    assert not changed(folder, "launch.py", "of causal attention into three tensors.", "of causal attention.")
+    assert not changed(
+        folder, "launch.py", "of causal attention into three tensors; returns", "of causal attention; returns"
+    )
 
 
 def test_a_change_concerns_the_calls_that_use_it(folder):
-    bidirectional, causal, softmax = map(set, record.CALLS.values())
+    bidirectional, causal, softmax = (set(calls) - {"formulas"} for calls in record.CALLS.values())
     for name, old, new, calls in (
         ("launch.py", "\nFLOAT32 = {16: Setting(64", "\nFLOAT32 = {16: Setting(32", bidirectional | causal),
         ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal | softmax),
         ("state.py", "3.4028234663852886e38", "3e38", {"forward", "causal_forward"}),
         ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
         ("short.py", "shift = 0.0", "shift = 1.0", {"forward"}),
-        ("device_code.py", "tl.minimum(x * LOG2E, 0.0, LOUD)", "x", bidirectional | causal),
+        ("device_code.py", "ex2.approx.ftz.f32 $0, $1;", "ex2.approx.f32 $0, $1;", bidirectional | causal | softmax),
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
         ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
         ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),
@@ -89,6 +92,13 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
         shutil.move(folder / "kept", folder / name)
 
 
+def test_device_code_of_names_counts(monkeypatch):
+    before = record.digest_of_formulas.__wrapped__()
+    assert record.digest_of_formulas.__wrapped__() == before
+    monkeypatch.setitem(OPERATIONS, "exp", OPERATIONS["exp"]._replace(triton="tl.exp({})"))
+    assert record.digest_of_formulas.__wrapped__() != before
+
+
 @pytest.mark.slow
 def test_every_kernel_counts(folder):
     files = [
@@ -96,7 +106,7 @@ def test_every_kernel_counts(folder):
         for name in ("causal", "device_code", "read", "short", "softmax", "state", "state_backward", "tiles")
     ]
     kernels = [
-        node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")
+        node.name for file in files for node in ast.parse(file.read_text()).body if getattr(node, "decorator_list", ())
     ]
     assert len(kernels) > 30
     for file in files:

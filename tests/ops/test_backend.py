@@ -47,7 +47,7 @@ def test_what_the_kernels_cannot_do_is_said():
         "the keys' feature_map is 'softmax_tokens'.*elu1, relu, exp, identity", feature_map=("elu1", "softmax_tokens")
     )
     refused("weighting is a Tensor.*uniform, query_mean", weighting=torch.ones(6), causal=True)
-    refused("normalizer='sum' has a kernel for uniform", weighting="query_mean", normalizer="sum")
+    refused("the normalizer uses the mass, which has a kernel for uniform", weighting="query_mean", normalizer="sum")
     refused("the tensors are torch.float64", *draw(dtype=torch.float64))
     refused("head widths are 130 and 130.*support up to 128", *torch.randn(3, 1, 1, 4, 130))
     rotary = rotary_1d(6, 8)
