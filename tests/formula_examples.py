@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 
-from linvit.formulas.feature_map import FEATURE_MAPS
+from linvit.formulas.feature_map import FEATURE_MAPS, JOINING
 from linvit.formulas.normalizer import NORMALIZERS
 from linvit.formulas.trace import trace_map, trace_normalizer
+from linvit.layers.mechanisms import LINEAR_AXES
+from linvit.ops import linear_attention
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 17
 
@@ -176,3 +179,100 @@ def assert_as_good_as_torch(actual, example, rule=False):
         rounding = torch.finfo(torch.float32).eps * z.abs().max().item() * example.exponent
         allowed, error = max(2 * (y - z).abs().max().item(), 4 * rounding), (x - z).abs().max().item()
         assert error <= allowed, f"{error:.1e}, allowed {allowed:.1e}"
+
+
+NUMBERS = st.floats(-2, 2).map(lambda x: round(x, 2))
+UNARY = {
+    "x.exp()": lambda x: (x * 0.5).exp(),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": F.relu,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "square": torch.square,
+    "abs": torch.abs,
+    "log1p": lambda x: x.abs().log1p(),
+    "sqrt": lambda x: (x.square() + 0.1).sqrt(),
+    "cosine": torch.cos,
+    "erf": torch.erf,
+    "neg": torch.neg,
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "unit": lambda x: F.normalize(x, dim=-1),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "softmax": lambda x: x.softmax(-1),
+    "largest": lambda x: x.amax(-1, keepdim=True),
+    "power": lambda x: (x.abs() + 0.1) ** 1.3,
+}
+BINARY = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": lambda x, y: x / (y.abs() + 0.5),
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "where": lambda x, y: torch.where(x > y, x, y * 0.5),
+    "power": lambda x, y: (x.abs() + 0.1) ** y.clamp(-2, 2),
+}
+FORMULAS = st.recursive(
+    st.one_of(st.just("x"), st.just("scalar"), st.just("channels"), NUMBERS),
+    lambda part: st.one_of(
+        st.tuples(st.sampled_from(sorted(UNARY)), part), st.tuples(st.sampled_from(sorted(BINARY)), part, part)
+    ),
+    max_leaves=8,
+)
+
+
+def written(formula, x, scalar, channels):
+    """The formula's value."""
+    if isinstance(formula, float):
+        return torch.full_like(x, formula)
+    if isinstance(formula, str):
+        return {"x": x, "scalar": scalar.expand_as(x), "channels": channels.expand_as(x)}[formula]
+    name, *parts = formula
+    values = [written(part, x, scalar, channels) for part in parts]
+    return (UNARY if len(values) == 1 else BINARY)[name](*values)
+
+
+def assert_kernel_as_good_as_torch(backend, device, options, learned=(), rotary=None, key_mask=None):
+    """Output and all gradients of attention: errors are at most three times those of torch.
+
+    options: of `linear_attention`, or a function of the learned tensors that gives them.
+    """
+    generator = torch.Generator().manual_seed(2)
+    tensors = [torch.randn(2, HEADS, 45, width, generator=generator) for width in (20, 20, 12)]
+    grad = torch.randn(2, HEADS, 45, 12, generator=generator)
+
+    def computed(dtype, backend):
+        leaves = [x.detach().to(device, dtype).requires_grad_() for x in (*tensors, *learned)]
+        chosen = options(*leaves[3:]) if callable(options) else options
+        tables = None if rotary is None else type(rotary)(*(x.to(device, dtype) for x in rotary))
+        mask = None if key_mask is None else key_mask.to(device)
+        out = linear_attention(*leaves[:3], rotary=tables, key_mask=mask, backend=backend, **chosen)
+        grads = torch.autograd.grad(out, leaves, grad.to(out), allow_unused=True)
+        return [out.detach(), *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
+
+    exact, twin = computed(torch.float64, "torch"), computed(torch.float32, "torch")
+    for ours, torchs, true in zip(computed(torch.float32, backend), twin, exact, strict=True):
+        error, allowed = ((x.double() - true).norm() for x in (ours, torchs))
+        assert error <= 3 * allowed + 1e-6 * true.norm() + 1e-6 * (len(learned) > 0), (error, allowed, true.norm())
+
+
+def generated_options(formula):
+    """Of a generated map, which holds two learned tensors."""
+
+    def options(scalar, channels):
+        return {
+            "feature_map": lambda x: written(("add", "x", formula), x, scalar, channels).expand_as(x),
+            "normalizer": "subtract",  # others divide by what may be zero
+        }
+
+    return options
+
+
+GENERATED = [torch.full((HEADS, 1, 1), 0.7), torch.linspace(-1, 1, 20)]
+WITHIN_HEADS = {
+    name: axes
+    for name, axes in LINEAR_AXES.items()
+    if not {*JOINING} & {*([maps] if isinstance(maps := axes.get("feature_map", "elu1"), str) else maps)}
+}
+"""Mechanisms whose feature maps work inside one head."""

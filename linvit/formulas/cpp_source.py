@@ -260,12 +260,13 @@ def _loops(rows: Sequence[tuple[str, Value, bool]], sums: Sequence[tuple[str, Va
             f"{names[x]} = {OPERATIONS[x.op].cpp.format(names[x], names[x.operands[0]])};" for x in reduced
         ]
         if index == last:
-            targets = zip((*rows, *sums), values, strict=True)
-            for place, ((target, _, varies), value) in enumerate(targets):
+            for (target, _, varies), value in zip(sums, values[len(rows) :], strict=True):
                 if varies:
-                    body.append(f"{target}[c] {'=' if place < len(rows) else '+='} {names[value]};")
+                    body.append(f"{target}[c] += {names[value]};")
                 else:
                     lines.append(f"    *{target} += {names[value]};")
+            # Last, because they may be written over what is read.
+            body += [f"{target}[c] = {names[value]};" for (target, _, _), value in zip(rows, values, strict=False)]
         signs = {"sum": "+", "amax": "max", "amin": "min"}
         clauses = "".join(f" reduction({signs[x.op]} : {names[x]})" for x in reduced)
         lines += [f"#pragma omp simd{clauses}", "    for (int64_t c = 0; c < width; ++c) {"]

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from formula_examples import (
     EPS,
+    FORMULAS,
     HEADS,
     MAPS,
     RULES,
@@ -25,9 +25,9 @@ from formula_examples import (
     inputs,
     rows,
     traced,
+    written,
 )
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from linvit import formulas
 from linvit.formulas.cpp_source import cpp_source
@@ -305,58 +305,6 @@ def test_other_tensors_stand_for_those_held():
     formula, _, _ = traced("power")
     other = [x.detach() + 1 for x in formula.tensors]
     assert torch.equal(formula.parameter_tensors(other)[0], other[0].sigmoid().reshape(HEADS, WIDTH))
-
-
-NUMBERS = st.floats(-2, 2).map(lambda x: round(x, 2))
-UNARY = {
-    "x.exp()": lambda x: (x * 0.5).exp(),
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": F.relu,
-    "elu": F.elu,
-    "softplus": F.softplus,
-    "square": torch.square,
-    "abs": torch.abs,
-    "log1p": lambda x: x.abs().log1p(),
-    "sqrt": lambda x: (x.square() + 0.1).sqrt(),
-    "cosine": torch.cos,
-    "erf": torch.erf,
-    "neg": torch.neg,
-    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
-    "unit": lambda x: F.normalize(x, dim=-1),
-    "mean": lambda x: x.mean(-1, keepdim=True),
-    "softmax": lambda x: x.softmax(-1),
-    "largest": lambda x: x.amax(-1, keepdim=True),
-    "power": lambda x: (x.abs() + 0.1) ** 1.3,
-}
-BINARY = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": lambda x, y: x / (y.abs() + 0.5),
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "where": lambda x, y: torch.where(x > y, x, y * 0.5),
-    "power": lambda x, y: (x.abs() + 0.1) ** y.clamp(-2, 2),
-}
-FORMULAS = st.recursive(
-    st.one_of(st.just("x"), st.just("scalar"), st.just("channels"), NUMBERS),
-    lambda part: st.one_of(
-        st.tuples(st.sampled_from(sorted(UNARY)), part), st.tuples(st.sampled_from(sorted(BINARY)), part, part)
-    ),
-    max_leaves=8,
-)
-
-
-def written(formula, x, scalar, channels):
-    """The formula's value."""
-    if isinstance(formula, float):
-        return torch.full_like(x, formula)
-    if isinstance(formula, str):
-        return {"x": x, "scalar": scalar.expand_as(x), "channels": channels.expand_as(x)}[formula]
-    name, *parts = formula
-    values = [written(part, x, scalar, channels) for part in parts]
-    return (UNARY if len(values) == 1 else BINARY)[name](*values)
 
 
 def check_generated(formula):

@@ -6,6 +6,8 @@ import time
 
 import pytest
 import torch
+from formula_examples import FORMULAS, GENERATED, WITHIN_HEADS, assert_kernel_as_good_as_torch, generated_options
+from hypothesis import HealthCheck, given, settings
 
 from linvit.formulas import formula_of
 from linvit.kernels import cpu
@@ -184,20 +186,8 @@ def empty_cache(monkeypatch, tmp_path):
     ids=["sharp", "softened and doubtful", "sharp keys"],
 )
 def test_functions_of_torch_run_in_the_kernel(feature_map, normalizer, form):
-    tensors = [torch.randn(2, 2, 70, width) for width in (20, 20, 12)]
-    rotary, grad = rotary_1d(70, 20), torch.randn(2, 2, 70, 12)
     options = {"feature_map": feature_map, "normalizer": normalizer, **form}
-
-    def computed(dtype, backend):
-        leaves = [x.to(dtype).requires_grad_() for x in tensors]
-        turn = type(rotary)(*(x.to(dtype) for x in rotary))
-        out = linear_attention(*leaves, rotary=turn, backend=backend, **options)
-        return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
-
-    exact = computed(torch.float64, "torch")
-    for ours, torchs, true in zip(computed(torch.float32, "cpp"), computed(torch.float32, "torch"), exact, strict=True):
-        error, allowed = ((x.double() - true).norm() / true.norm() for x in (ours, torchs))
-        assert error <= 3 * max(allowed, 1e-7)
+    assert_kernel_as_good_as_torch("cpp", "cpu", options, rotary=rotary_1d(45, 20))
 
 
 def test_a_function_is_compiled_once_and_said_so(empty_cache, caplog):
@@ -247,3 +237,15 @@ def test_what_cannot_be_traced_or_compiled_says_so_and_runs_in_plain_torch(empty
         with pytest.raises(ValueError, match=f"which cannot run: .*{reason}"):
             linear_attention(query, key, value, backend="cpp", **options)
         assert linear_attention(query, key, value, **options).shape == value.shape
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(FORMULAS)
+def test_a_hundred_generated_formulas(formula):
+    assert_kernel_as_good_as_torch("cpp", "cpu", generated_options(formula), GENERATED)
+
+
+@pytest.mark.parametrize("name", WITHIN_HEADS)
+def test_every_mechanism_whose_maps_work_inside_a_head(name):
+    assert_kernel_as_good_as_torch("cpp", "cpu", WITHIN_HEADS[name])

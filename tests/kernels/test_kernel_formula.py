@@ -5,17 +5,24 @@ import torch
 import torch.nn.functional as F
 from formula_examples import (
     EPS,
+    FORMULAS,
+    GENERATED,
+    HEADS,
     MAPS,
     RULES,
     SCALE,
     WIDTH,
+    WITHIN_HEADS,
     assert_as_good_as_torch,
+    assert_kernel_as_good_as_torch,
+    generated_options,
     gradients,
     held,
     inputs,
     rows,
     traced,
 )
+from hypothesis import HealthCheck, given, settings
 from tiers import quick
 
 from linvit.formulas.triton_source import triton_functions, triton_source
@@ -127,12 +134,6 @@ def doubtful(num, den, mass, scale, eps):
     return gain, gain * num + 0.1 * den
 
 
-def output_and_gradients(tensors, grad, **options):
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    out = linear_attention(*leaves, **options)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
-
-
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
@@ -152,19 +153,55 @@ def output_and_gradients(tensors, grad, **options):
 )
 def test_attention_with_functions_of_a_user(device, tiled, options, seen):
     tiled(rows=16, processors=2)
-    tensors = [torch.randn(2, 2, 45, width, device=device) for width in (20, 20, 12)]
     options = options | {"causal": seen.get("causal", False)}
-    if "key_mask" in seen:
-        options["key_mask"] = torch.rand(2, 45, device=device) > 0.4
-    rotary = rotary_1d(45, 20, device=device) if "rotary" in seen else None
-    grad = torch.randn(2, 2, 45, 12, device=device)
-    kernel = output_and_gradients(tensors, grad, rotary=rotary, backend="triton", **options)
-    plain = output_and_gradients(tensors, grad, rotary=rotary, backend="torch", **options)
-    exact_rotary = None if rotary is None else type(rotary)(*(x.double() for x in rotary))
-    exact = output_and_gradients([x.double() for x in tensors], grad.double(), rotary=exact_rotary, **options)
-    for ours, torchs, true in zip(kernel, plain, exact, strict=True):
-        error, allowed = ((x.double() - true).norm() / true.norm() for x in (ours, torchs))
-        assert error <= 3 * max(allowed, 1e-7)
+    mask = torch.rand(2, 45) > 0.4 if "key_mask" in seen else None
+    rotary = rotary_1d(45, 20) if "rotary" in seen else None
+    assert_kernel_as_good_as_torch("triton", device, options, rotary=rotary, key_mask=mask)
+
+
+def learned_options(scalar, channels, gate):
+    def normalizer(num, den, mass, scale, eps):
+        share = gate.sigmoid() / (den.abs() + eps)
+        return share, num * share + scale * (1 - gate)
+
+    return {"feature_map": lambda x: F.softplus(x * scalar + channels) * scalar.sigmoid(), "normalizer": normalizer}
+
+
+@pytest.mark.parametrize(
+    "form",
+    quick(
+        [
+            {},
+            {"weighting": "query_mean"},
+            {"causal": True},
+            {"causal": "block", "block_size": 7},
+            {"causal": "block", "block_size": 40},
+        ],
+        [{"weighting": "query_mean"}, {"causal": True}],
+    ),
+    ids=str,
+)
+def test_tensors_that_functions_hold_get_gradients(device, tiled, form):
+    tiled(rows=16, processors=2)
+    learned = [*GENERATED, torch.full((HEADS, 1, 1), 0.3)]
+    mask = torch.rand(2, 45, generator=torch.Generator().manual_seed(0)) > 0.4
+    rotary = None if form else rotary_1d(45, 20)
+    options = lambda *tensors: learned_options(*tensors) | form  # noqa: E731
+    assert_kernel_as_good_as_torch("triton", device, options, learned, rotary=rotary, key_mask=mask)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(FORMULAS)
+def test_a_hundred_generated_formulas(formula):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert_kernel_as_good_as_torch("triton", device, generated_options(formula), GENERATED)
+
+
+@pytest.mark.parametrize("name", quick(WITHIN_HEADS, ["linear_angular", "rala_mala"]))
+def test_every_mechanism_whose_maps_work_inside_a_head(device, tiled, name):
+    tiled(rows=16, processors=2)
+    assert_kernel_as_good_as_torch("triton", device, WITHIN_HEADS[name])
 
 
 def test_a_tensor_that_a_function_holds_is_read_at_each_call(device):
