@@ -145,7 +145,7 @@ def chunked(
         read += product(factor(rq, DOT, PRECISION), factor(S, DOT, PRECISION), PRECISION)
         gain, level = NORMALIZER[0](num, den, count, scale, eps, of_normalizer)
         result = gain[:, None] * (read / divisor[:, None] - num[:, None] * mean)
-        result += level[:, None] * (mean + origin[None, :])
+        result += tl.where(count > 0, level, 0.0)[:, None] * (mean + origin[None, :])
         store_tile(o, start, inside_tile(exists, VALUES), result, VALUES)
         S += product(tl.trans(factor(rk, DOT, PRECISION)), x, PRECISION)
         r += tl.sum(rk, 0)
@@ -219,7 +219,7 @@ def chunked_query_backward(
         before = product(dout, tl.trans(factor(S, DOT, PRECISION)), PRECISION)
         dmean = (tl.sum(along, 1) + tl.sum(dout.to(tl.float32) * u[None, :], 1)) / divisor
         dgain = (tl.sum(along * scores, 1) + tl.sum(rq * before, 1)) / divisor - num * dmean
-        dlevel = dmean + tl.sum(dout.to(tl.float32) * origin[None, :], 1)
+        dlevel = dmean + tl.where(count > 0, tl.sum(dout.to(tl.float32) * origin[None, :], 1), 0.0)
         dnum, dden = NORMALIZER[1](dgain, dlevel, num, den, count, scale, eps, of_normalizer)
         gamma, omega = gain / divisor, (level - gain * num) / divisor
         dnum, dden = (dnum - gain * dmean) / divisor, dden / divisor
