@@ -51,7 +51,7 @@ def test_numbers_of_tokens(device, tiled, tokens):
 def test_key_mask_hides_even_what_is_not_a_number(device, tiled, normalizer):
     tiled(rows=16, processors=1)
     mask = torch.rand(3, 20, device=device) > 0.4
-    mask[0], mask[1, :18] = False, False  # one entry sees nothing, one nothing at first
+    mask[0], mask[1, :18], mask[2, :5] = False, False, False  # one entry sees nothing, two nothing at first
     query, key, value = draw(device, tokens=20, batch=3)
     key[:, 0][~mask], value[:, 0][~mask] = float("nan"), float("inf")
     rotary = rotary_1d(20, 16, device=device)
