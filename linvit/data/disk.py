@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from linvit.errors import SettingError
-from linvit.files import user_path
+from linvit.files import reason_of, user_path
 
 SHOWN = 5
 
@@ -27,13 +27,10 @@ def check_regular(path: str | Path) -> None:
 
     Opening a named pipe waits until somebody writes to it, and a device may have no end.
     """
-    if os.path.isfile(path):
-        return
-    if os.path.isdir(path):
-        raise IsADirectoryError("it is a folder")
-    if os.path.exists(path):
-        raise OSError("it is a pipe, a socket or a device, not a regular file")
-    raise FileNotFoundError("there is no such file")
+    if not os.path.isfile(path):
+        other = "it is a pipe, a socket or a device, not a regular file"
+        other = "it is a folder" if os.path.isdir(path) else other
+        raise OSError(other if os.path.exists(path) else "there is no such file")
 
 
 def data_folder(root: str | Path, expected: str = "another folder") -> Path:
@@ -107,12 +104,8 @@ def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read as JSON: use another copy.") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
-    except ValueError:  # Python's limit for whole numbers
-        raise ValueError(f"{path} has a number of over 4,300 digits: correct it.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not complete JSON ({reason_of(error)}): use another copy.") from None
 
 
 @contextlib.contextmanager

@@ -90,11 +90,6 @@ def hashed(name: str) -> float:
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
-def is_held_out(name: str, held_out: float) -> bool:
-    """Whether a file belongs to the validation split, decided by a hash of its name."""
-    return hashed(name) < held_out
-
-
 def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
     """The names of one class that belong to the validation split, chosen by hashes of the names and the seed `split`.
 

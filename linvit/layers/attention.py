@@ -12,7 +12,7 @@ from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import lookup, nearest
+from linvit.ranges import check_keys, lookup
 
 AXES = ("feature_map", "weighting", "normalizer")
 AROUND = ("modulation", "lepe", "rope")
@@ -41,11 +41,7 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
     """
     keys = (*AXES, *AROUND)
-    for key in attention or {}:
-        if key not in keys:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
-            )
+    check_keys("attention", attention or {}, keys)
     linear = mechanism_of(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 

@@ -42,7 +42,7 @@ from linvit.models.swap import (
     record,
     swap_attention,
 )
-from linvit.ranges import check, declared, lookup, nearest
+from linvit.ranges import check, check_keys, declared, lookup
 
 KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
 """Arguments of the base with names that "linearized" has too."""
@@ -132,11 +132,7 @@ def linearize(
 
 def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any]) -> None:
     """Gives our own layers with softmax attention the operator of the mechanism."""
-    for key in attention:
-        if key not in AXES:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
-            )
+    check_keys("attention", attention, AXES)
     layers = softmax_layers(model)
     if not layers:
         raise SettingError(

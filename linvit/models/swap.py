@@ -36,7 +36,7 @@ from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
 from linvit.ops.feature_map import FeatureMap
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.state import Weighting
-from linvit.ranges import Amount, Count, check, declared, lookup, nearest
+from linvit.ranges import Amount, Count, check, check_keys, declared, lookup
 
 NAME = "linearized"
 """timm's name of a network that linearize or swap_attention returned, see linvit.models.linearizing."""
@@ -100,12 +100,7 @@ def swap_attention(
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
     layer: type = lookup("mechanism", mechanism, TOKEN_LAYERS)
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
-    for key in attention or {}:
-        if key not in takes:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
-                f"{nearest(key, takes)}"
-            )
+    check_keys("attention", attention or {}, takes)
     check(layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None

@@ -12,7 +12,7 @@ from torch import nn
 
 from linvit.errors import SettingError, refuse
 from linvit.files import reason_of
-from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, some_of
+from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, check_keys, some_of
 
 SET_HERE = {"params", "lr", "weight_decay"}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
@@ -84,11 +84,7 @@ class Optimizer(Checked):
             raise SettingError(
                 f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
             ) from error
-        unknown = [name for name in self.options if name not in accepted]
-        if unknown:
-            raise SettingError(
-                f"`options` has {unknown[0]}, but {self.name} accepts {some_of(accepted, unknown[0])}: change it."
-            )
+        check_keys("options", self.options, accepted)
 
     def build(self, network: nn.Module, global_batch: int) -> torch.optim.Optimizer:
         """The optimizer of a network's weights. global_batch: samples in a step of all processes."""

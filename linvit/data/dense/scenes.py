@@ -16,8 +16,8 @@ from scipy.ndimage import binary_dilation, zoom
 
 from linvit.data.dense.annotations import box_around, to_counts, to_runs
 from linvit.data.dense.label_maps import ADE20K_SPLITS
-from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
+from linvit.ranges import Seed, check
 
 VERSION = 1  # increased when the scenes of a seed change
 CLASSES = 10
@@ -173,7 +173,7 @@ def _place(
 
 
 def _check(folder: Path, settings: dict[str, int]) -> None:
-    check_seed(settings["seed"])
+    check({"seed": Seed}, settings)
     if settings["size"] < 64 or min(settings["train"], settings["val"]) < 1:
         raise ValueError(
             f"There are {settings['train']} training and {settings['val']} validation scenes of {settings['size']} px,"
