@@ -24,7 +24,7 @@ SMALLEST, LARGEST = 32, 16_384  # pixels
 THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
 MODES = {1: "L", 3: "RGB"}
 UNNAMED = "The image"
-PAGED: list[str] = []  # the first file with several pages, of which a warning tells once, until this is cleared
+PAGED: list[str] = []  # the first file of a list that has several pages
 MORE = ".gif .apng .jfif .jpe .mpo .jp2 .j2k .jpx .avif .tga .dib .pnm .pbm .qoi .pcx .psd .sgi .ico .dds"
 SUFFIXES = (*IMG_EXTENSIONS, *MORE.split())  # of image files in folders
 PHOTOMETRIC, WHITE_IS_ZERO, SAMPLE_FORMAT, SIGNED = 262, 0, 339, 2  # tags of TIFF, and values of theirs
@@ -103,9 +103,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
         if max(width, height) > THINNEST * min(width, height):
             raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
         if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
-            if not PAGED and get_worker_info() is None:
-                PAGED.append(str(name or file))
-                logger.warning("%s has several pages or frames: only the first is read, also of others.", PAGED[0])
+            say_pages(str(name or file))
         image.load()
         upright: Image.Image = image
         with contextlib.suppress(Exception):  # damaged EXIF data with intact pixels
@@ -131,6 +129,13 @@ def opened(file: str | Path | IO[bytes], contents: str = "image", name: str | No
         raise CorruptImageError(
             f"{name or file} is not a readable {contents} ({reason}): replace or remove the file."
         ) from error
+
+
+def say_pages(name: str) -> None:
+    """Warns, once until `PAGED` is cleared, that only the first page or frame of an image is read."""
+    if not PAGED and get_worker_info() is None:
+        PAGED.append(name)
+        logger.warning("%s has several pages or frames: of it, and of others like it, only the first is read.", name)
 
 
 def large_enough(image: Image.Image, name: str = UNNAMED) -> Image.Image:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import batched_nms, nms
 
-from linvit.arguments import is_traced, kind
-from linvit.errors import SettingError
-from linvit.layers.checks import check_floats, check_whole_numbers, has_values
+from linvit.arguments import is_traced
+from linvit.errors import SettingError, quoted
+from linvit.layers.checks import check_floats, check_whole_numbers
 
 Target = Mapping[str, Tensor]
 
@@ -45,48 +45,30 @@ class CheckedInputs:
 
 def check_images(images: Sequence[Tensor]) -> None:
     """Raises unless there are images, each a floating-point tensor (3, height, width)."""
-    if not isinstance(images, list | tuple | Tensor):
-        raise TypeError(f"`images` is {kind(images)}, expected a list of tensors: convert it")
-    if len(images) == 0:
-        raise SettingError("`images` is empty, expected one image or more")
+    if not isinstance(images, list | tuple | Tensor) or len(images) == 0:
+        raise SettingError(f"`images` is {quoted(images)}, expected a list of one tensor or more: pass images")
     for number, image in enumerate(images):
         check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
 
 
-def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, masks: bool) -> None:
-    """Raises unless each image has a valid target."""
-    if not isinstance(targets, list | tuple):
-        raise TypeError(
-            f"`targets` is {kind(targets)}, expected a list of dicts in training mode: pass them, or call `eval()`"
-        )
-    if len(targets) != len(images):
-        raise SettingError(f"`targets` has {len(targets)} entries for {len(images)} images, expected one per image")
+def check_targets(targets: Sequence[Target] | None, images: Sequence[Tensor], num_classes: int, masks: bool) -> None:
+    """Raises unless each image has a target; torchvision refuses boxes without area."""
+    if targets is None or len(targets) != len(images):
+        raise SettingError(f"`targets` is {quoted(targets)}, expected a dict for each of {len(images)} images")
     needed = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
     for number, (target, image) in enumerate(zip(targets, images, strict=True)):
-        missing = [key for key in needed if not isinstance(target, Mapping) or key not in target]
+        missing = [key for key in needed if not isinstance(target.get(key), Tensor)]
         if missing:
-            raise ValueError(
-                f"`targets[{number}]` has no {' and no '.join(missing)}, expected a dict of {', '.join(needed)}"
+            raise SettingError(
+                f"`targets[{number}]` has no {' and no '.join(missing)}, expected tensors {', '.join(needed)}"
             )
-        _check_objects(f"targets[{number}]", target, image, num_classes)
-
-
-def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
-    boxes = target["boxes"]
-    remedy = "pass left, top, right and bottom of each box"
-    check_floats(f"{name}['boxes']", boxes, ("objects", 4), remedy, cast="convert it to float32")
-    count = len(boxes)
-    check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
-    if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
-        raise SettingError(f"`{name}['boxes']` has a box without area or with NaN: correct or drop it")
-    height, width = image.shape[-2:]
-    for key, shape in (("masks", (count, height, width)), ("iscrowd", (count,))):
-        x = target.get(key)
-        if key in target and (not isinstance(x, Tensor) or tuple(x.shape) != shape):
-            got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is {kind(x)}"
-            raise SettingError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")
-    if "masks" in target and target["masks"].dtype not in (torch.bool, torch.uint8):
-        raise SettingError(f"`{name}['masks']` is {target['masks'].dtype}, expected bool or uint8: convert it")
+        remedy = "pass left, top, right and bottom of each box"
+        check_floats(f"targets[{number}]['boxes']", target["boxes"], ("objects", 4), remedy, cast="convert it")
+        count, given = len(target["boxes"]), target.get("masks")
+        check_whole_numbers(f"targets[{number}]['labels']", target["labels"], (count,), 0, num_classes - 1)
+        if given is not None and tuple(given.shape) != (count, *image.shape[-2:]):
+            wanted = (count, *image.shape[-2:])
+            raise SettingError(f"`targets[{number}]['masks']` has shape {tuple(given.shape)}, expected {wanted}")
 
 
 class ImageBatch(GeneralizedRCNNTransform):
