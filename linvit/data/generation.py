@@ -159,7 +159,10 @@ class Latents(Source):
         return {"name": "latents", "root": str(root)} if (root / ABOUT).exists() else None
 
     def contents(self, split: str) -> Contents:
-        return Contents(self._files(split, samples=False), _latent_content)
+        def content(sample: tuple[Tensor, Tensor]) -> Content:
+            return Content(tuple(sample[0].shape[-2:]), {"images": {int(sample[1]): 1}})
+
+        return Contents(self._files(split, samples=False), content)
 
     def train_set(self) -> Dataset[Any]:
         return self._files("train", samples=True)
@@ -175,10 +178,6 @@ class Latents(Source):
         return ConcatDataset(
             [LatentFile(file, self.scale, self.shift, samples, self.shape, self.num_classes) for file in files]
         )
-
-
-def _latent_content(sample: tuple[Tensor, Tensor]) -> Content:
-    return Content(tuple(sample[0].shape[-2:]), {"images": {int(sample[1]): 1}})
 
 
 class LatentFile(Dataset[Any]):

@@ -6,8 +6,7 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import Device, Dtype, TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
@@ -46,14 +45,6 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 
 
-def check_turns(head_width: int) -> None:
-    """Raises ValueError for a head width that a rotation in two dimensions cannot divide into pairs of channels."""
-    if head_width % 4:
-        raise SettingError(
-            f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`"
-        )
-
-
 @register_notrace_module
 class Attention2d(AttentionLayer):
     """Attention with a local term and a gate: proj((operator(q, k, v) + lepe(v)) · φ(x)).
@@ -85,7 +76,7 @@ class Attention2d(AttentionLayer):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, place="maps", **axes, **dd)
         if rope:
-            check_turns(width // heads)
+            check_turns(width // heads, axes=2)
         self.rope = rope
         self.projected, phi = lookup("modulation", modulation, MODULATIONS)
         self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)

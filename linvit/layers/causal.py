@@ -12,8 +12,7 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import Device, Dtype, TensorOptions, check_turns
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
@@ -110,11 +109,8 @@ class CausalAttention(AttentionLayer):
     ) -> None:
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
-        if rope and width // heads % 2:
-            raise SettingError(
-                f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
-                " per head: change one of the two, or leave `rope` out"
-            )
+        if rope:
+            check_turns(width // heads)
         self.rope = rope
         self.qkvo = nn.Linear(width, (4 if phi else 3) * width, bias=False, **dd)
         self.conv = CausalConv(3 * width, conv, **dd) if conv else None

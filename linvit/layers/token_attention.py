@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from linvit.errors import SettingError
-from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Rate, TensorOptions
+from linvit.layers.attention import MODULATIONS
+from linvit.layers.checks import Device, Dtype, Rate, TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
@@ -262,7 +262,7 @@ class GatedAttention(TokenAttention):
         dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
         projected, phi = lookup("modulation", modulation, MODULATIONS)
         if rope:
-            check_turns(width // heads)
+            check_turns(width // heads, axes=2)
         self.rope = bool(rope)
         self.turn = nn.Parameter(torch.empty((), **dd)) if rope == LEARNED else None
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None

@@ -231,8 +231,10 @@ class PolarAttention(GatedAttention):
     fixed = ("rope",)
     ALPHA = 4.0
 
-    def __init__(self, width: int, heads: int, *args: Any, **options: Any) -> None:
-        super().__init__(width, heads, *args, rope=False, **options)
+    def __init__(
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, **options)
         if width // heads % 2:
             raise SettingError(f"the head width is {width // heads}, expected an even number: change `heads`")
         self.power = nn.Parameter(self.qkv.weight.new_empty(width))

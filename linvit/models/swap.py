@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from linvit.arguments import kind
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
 from linvit.layers.mechanisms import DEIT_AND_SWIN, LINEAR_AXES, MECHANISMS, PREFIX, Mechanism
 from linvit.layers.operator import Operator
@@ -275,12 +275,13 @@ def register_mechanism(
     Raises:
         TypeError, ValueError: for a name that linvit uses itself, or an axis or layer that cannot be used.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise SettingError(f"`name` is {name!r}, expected a Python identifier, such as 'mine'")
-    if name in BUILT_IN:
-        raise SettingError(f"`name` is {name!r}, which is a mechanism of linvit: choose another")
-    if not isinstance(layer, type) or not issubclass(layer, TokenAttention):
-        raise SettingError(f"`layer` is {layer!r}, expected a subclass of linvit.layers.token_attention.TokenAttention")
+    refuse(
+        not (isinstance(name, str) and name.isidentifier())
+        and f"`name` is {name!r}, expected a Python identifier, such as 'mine'",
+        name in BUILT_IN and f"`name` is {name!r}, which is a mechanism of linvit: choose another",
+        not (isinstance(layer, type) and issubclass(layer, TokenAttention))
+        and f"`layer` is {layer!r}, expected a subclass of linvit.layers.token_attention.TokenAttention",
+    )
     given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     Operator("linear", 1, 8, **given)  # type: ignore[arg-type]  # raises for what it cannot use
     usual = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide"}
