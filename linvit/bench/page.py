@@ -76,7 +76,7 @@ def to_markdown(report: Report) -> str:
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """Sentences on skipped rows, the table's columns, growth, crossovers, and whether loss curves agree."""
+    """Sentences on skipped rows, the table's columns, growth and crossovers, and the notes of the report."""
     for row in report.rows:
         if row.skipped is not None:
             extent = f" at {row.tokens:,} tokens" if row.tokens is not None else ""
@@ -92,13 +92,7 @@ def sentences(report: Report) -> Iterator[str]:
     for name, value in report.findings.get("crossover", {}).items():
         rival = "" if " against " in name else " against sdpa"
         yield f"{name}{rival}: faster {'at every size' if value == 0 else f'from about {value:,.0f} {extent} on'}"
-    for name, variants in report.findings.get("curves", {}).items():
-        for variant, curve in variants.items():
-            agreement = "agrees" if curve["agrees"] else "DOES NOT AGREE"
-            yield (
-                f"loss curve of {name} {variant}: {agreement} with plain, at most {curve['deviation']:.1e} off in "
-                f"{len(curve['losses'])} steps (noise of its dtype: {curve['noise']:.1e})"
-            )
+    yield from report.findings.get("notes", ())
 
 
 LINES = ("-", "--", ":", "-.")
@@ -113,8 +107,6 @@ def figures(report: Report) -> Iterator[tuple[str, Figure]]:
     """Name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
         yield "growth", growth(report)
-    for name, variants in report.findings.get("curves", {}).items():
-        yield f"loss_{name}", losses(name, variants)
     for more in MORE:
         yield from more(report)
 
@@ -161,31 +153,6 @@ def _short(extent: int) -> str:
     if extent < 100_000:
         return f"{extent:,}"
     return f"{extent / 1e6:.0f}M" if extent >= 10_000_000 else f"{extent / 1e6:.2g}M"
-
-
-def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Loss over steps, and each variant's distance from the plain curve next to the noise of its dtype."""
-    figure, (left, right) = subplots((11, 4), 1, 2)
-    plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
-    noises: dict[float, str] = {}
-    colours = colours_of(list(variants))
-    for index, (variant, curve) in enumerate(variants.items()):
-        style = {"color": colours[variant], "label": variant, "linestyle": LINES[index % len(LINES)]}
-        steps = range(1, 1 + len(curve["losses"]))
-        left.plot(steps, curve["losses"], **style)
-        off = [abs(loss - other) for loss, other in zip(curve["losses"], plain, strict=True)]
-        if any(off):
-            right.plot(steps, [value or float("nan") for value in off], **style)
-        noises.setdefault(curve["noise"], "bfloat16" if "bf16" in variant else "float32")
-    for noise, dtype in noises.items():
-        right.axhline(noise, color="#BBBBBB", linewidth=1)
-        right.annotate(
-            f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=FONT, color="#777777"
-        )
-    left.set(xlabel="step", ylabel="loss", title=name)
-    right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
-    left.legend(frameon=False, fontsize=FONT, **DASHES)
-    return figure
 
 
 def save(report: Report, folder: Path) -> None:

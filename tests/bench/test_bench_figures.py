@@ -43,16 +43,3 @@ def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
     assert len(dashed) == 3
     assert all(handle.get_xdata()[-1] >= 4 * 10 for handle in dashed)
     assert all(text.get_fontsize() >= 10 for text in legend.get_texts())
-
-
-def test_loss_curves():
-    report = Report("train", rows=[Row("a", "plain", "float32", 4, 1, "step", size=(32, 32), median_ms=1.0)])
-    report.findings["curves"] = {
-        "a": {
-            "plain": {"losses": [2.0, 1.0], "noise": 1e-6},
-            "bf16": {"losses": [2.01, 1.01], "noise": 1e-2},
-        }
-    }
-    ((name, figure),) = figures(report)
-    assert name == "loss_a"
-    assert len(figure.axes) == 2
