@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probe import Inputs, Probe, visit
-from linvit.arguments import kind
+from linvit.arguments import check_dense, check_floating, kind
+from linvit.errors import SettingError
 
 Condition = tuple[tuple[str, object], ...]
 Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
@@ -131,6 +132,14 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
                     }
                 )
     return table
+
+
+def check_matrix(name: str, matrix: Tensor, axes: int = 2) -> None:
+    """Raises unless it is a dense floating-point tensor with at least this many axes."""
+    check_dense(name, matrix)
+    check_floating(name, matrix.dtype)
+    if matrix.ndim < axes or 0 in matrix.shape[-axes:]:
+        raise SettingError(f"`{name}` has shape {tuple(matrix.shape)}, expected {axes} or more axes, none of length 0")
 
 
 def select(measured: Sequence[Measured], **condition: object) -> list[Measured]:

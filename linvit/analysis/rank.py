@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Measured, Values, gather
+from linvit.analysis.measured import Measured, Values, check_matrix, gather
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Inputs, Probe
 
 STATE = "state"
@@ -27,6 +27,7 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
 
     The singular values are computed in float64, whatever the matrix's dtype.
     """
+    check_matrix("matrix", matrix)
     values = torch.linalg.svdvals(matrix.double())
     largest = values[..., :1]
     relative = torch.where(largest > 0, values / largest.clamp_min(torch.finfo(values.dtype).tiny), 0)

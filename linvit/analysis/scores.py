@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Layer, Measured, Values, gather
+from linvit.analysis.measured import Layer, Measured, Values, check_matrix, gather
 from linvit.analysis.probe import Inputs, Operands, Probe, mapped, one_by_one, visit
 from linvit.layers.operator import rotated
 from linvit.ops.normalizer import resolve_normalizer
@@ -27,6 +27,7 @@ def entropy(scores: Tensor) -> Tensor:
     Returns:
         (…), between 0 and log(keys); 0 for a row of zeros.
     """
+    check_matrix("scores", scores, axes=1)
     mass = scores.abs()
     total = mass.sum(-1, keepdim=True)
     share = torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), 0)
@@ -39,6 +40,7 @@ def score_measures(scores: Tensor) -> dict[str, Tensor]:
     entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: of the
     entries, those below zero. negative_mass: their share of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
     """
+    check_matrix("scores", scores, axes=4)
     rows = entropy(scores)
     mass = scores.abs().sum(-1)
     safe = mass.clamp_min(torch.finfo(scores.dtype).tiny)
