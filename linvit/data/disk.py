@@ -119,7 +119,7 @@ def collecting() -> Iterator[list[str]]:
         _collected.reset(token)
 
 
-def shown(sentences: Sequence[str]) -> str:
+def first_sentences(sentences: Sequence[str]) -> str:
     """The first five sentences, one per line, and the number of the others."""
     more = len(sentences) - SHOWN
     return "\n  ".join([*sentences[:SHOWN], *([f"and {more:,} more."] if more > 0 else [])])
@@ -127,14 +127,14 @@ def shown(sentences: Sequence[str]) -> str:
 
 def refusal(sentences: Sequence[str], limit: int, argument: str) -> ValueError:
     """The error for more unusable items than `argument` allows."""
-    first, *others = shown(sentences).split("\n", 1)
+    first, *others = first_sentences(sentences).split("\n", 1)
     more = f" More than `{argument}`={limit}." if limit or others else ""
     return ValueError("\n".join([first + more, *others]))
 
 
 def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
     """The error for data of which nothing can be used, even if all may be left out."""
-    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
+    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {first_sentences(sentences)}")
 
 
 def warn_or_raise(sentences: Sequence[str], limit: int, argument: str) -> None:
@@ -146,4 +146,4 @@ def warn_or_raise(sentences: Sequence[str], limit: int, argument: str) -> None:
     if len(sentences) > limit:
         raise refusal(sentences, limit, argument)
     if sentences:
-        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, shown(sentences))
+        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, first_sentences(sentences))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,9 +97,9 @@ class MapSource(DenseSource):
             ]
         )
 
+    @abstractmethod
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
         """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair."""
-        raise NotImplementedError
 
     def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
         """The transformed images and maps of "train" or "val"."""

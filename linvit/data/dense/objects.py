@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,13 @@ class ObjectSource(DenseSource):
         self._read: dict[str, Annotations] = {}
         self.class_names = self.annotations(self.first_split(), class_names).class_names
 
+    @abstractmethod
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         """Reads and checks the annotations of "train" or "val"; class_names: the known classes, if any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def folder(self, split: str) -> Path:
         """The folder that the file names of a split's images are relative to."""
-        raise NotImplementedError
 
     def first_split(self) -> str:
         """The split whose annotations are read by the constructor: evaluation needs no other than "val"."""
