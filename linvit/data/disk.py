@@ -64,6 +64,16 @@ def files_below(folder: Path, suffixes: Iterable[str], others: Counter[str] | No
     return sorted(paths)
 
 
+def files_by_name(folder: Path, suffixes: Iterable[str], complaints: list[str]) -> dict[str, Path]:
+    """The files of a folder with these endings by their names without ending, sorted; a complaint for a second file of
+    the same name. Hidden files are left out."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.glob("[!.]*")):
+        if path.suffix.lower() in suffixes and files.setdefault(path.stem, path) != path:
+            complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
+    return files
+
+
 def say_unread(folder: Path, others: Counter[str], kind: str = "image") -> None:
     """Warns of the files of a folder that are not read because of their endings."""
     if others:
