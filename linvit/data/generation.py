@@ -141,13 +141,14 @@ class Latents(Source):
         super().__init__(batch_size, seed, num_workers)
         self.root = user_path(root)
         path = self.root / ABOUT
-        if not path.exists():
-            raise SettingError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
             about = {"shift": 0.0} | read_json(path)  # earlier files have none
             check(STORED, {name: about[name] for name in STORED})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
+            raise SettingError(
+                f"{path} is missing or damaged: set `root` to a folder that make_latents wrote, or make the latents"
+                " again, complete files are kept."
+            ) from error
         self.class_names, self.scale, self.shift = about["class_names"], about["scale"], about["shift"]
         self.shape = (2, 2 * about["channels"], *about["size"])
         height, width = about["size"]

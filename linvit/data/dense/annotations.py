@@ -5,7 +5,6 @@ Masks are polygons, or run lengths along the columns, plain or compressed to a s
 
 import dataclasses
 import math
-import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -145,8 +144,6 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
 
 def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[str, list[Any]]:
     """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
-    if not os.path.exists(path):
-        raise ValueError(f"The annotation file {path} does not exist: check the path.")
     content = read_json(path)
     for name, of_entry in fields.items():
         entries = content.get(name) if isinstance(content, dict) else None

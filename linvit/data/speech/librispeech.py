@@ -59,8 +59,6 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         number: number of subwords, including the blank.
     """
     words = {word for text in texts for word in text.split()}
-    if not words:
-        raise ValueError("The training transcripts have no words: check their files.")
     if units == "words":
         return [BLANK, *(START + word for word in sorted(words))], ""
     characters = sorted({START} | {character for word in words for character in word})
