@@ -15,4 +15,4 @@ for name, module in {
     KINDS[name] = Kind(module.Options, module.measure)
     page.COLUMNS[name] = module.COLUMNS
 page.COLUMNS["model"]["published top-1, %"] = accuracy.top1
-page.MORE += [accuracy.figures, curves.figures]
+page.FURTHER += [accuracy.figures, curves.figures]

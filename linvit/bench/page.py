@@ -99,7 +99,7 @@ LINES = ("-", "--", ":", "-.")
 FONT = 10
 DASHES: dict[str, Any] = {"handlelength": 4.0}  # a shorter sample of a dashed line looks solid
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
-MORE: list[Callable[[Report], Iterator[tuple[str, Figure]]]] = []
+FURTHER: list[Callable[[Report], Iterator[tuple[str, Figure]]]] = []
 """Further figures of reports, as `figures` returns them."""
 
 
@@ -107,7 +107,7 @@ def figures(report: Report) -> Iterator[tuple[str, Figure]]:
     """Name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
         yield "growth", growth(report)
-    for more in MORE:
+    for more in FURTHER:
         yield from more(report)
 
 
