@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-from linvit.models.published import ROWS, TOP1
+from evidence.published import ROWS, TOP1
 from linvit.studies.table import Estimate, differences, estimate, holm
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal

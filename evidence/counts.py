@@ -10,6 +10,7 @@ import timm
 import torch
 
 from evidence.dense_cost import count_dense_cost, dense_row
+from evidence.published import FLOPS, PUBLISHED, ROWS, SIZE
 from linvit.analysis.cost import count_batch, count_cost
 from linvit.bundled import NETWORKS
 from linvit.files import write_json
@@ -17,7 +18,6 @@ from linvit.layers.mechanisms import at
 from linvit.models.by_name import bundled_weights, create, is_ours
 from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS
 from linvit.models.dit import DiT
-from linvit.models.published import FLOPS, PUBLISHED, ROWS, SIZE
 from linvit.models.sequence import SIZES, Decoder, DecoderCache
 from linvit.models.swap import BASES
 from linvit.models.swap import NAME as LINEARIZED

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import yaml
 
+from evidence.published import ROWS
 from evidence.rows import EVIDENCE
 from linvit.analysis.markdown import markdown_table, replace_between_marks
 from linvit.bundled import bundled_files, header
-from linvit.models.published import ROWS
 from linvit.runs.recipe_values import read_recipe
 
 PAGE = EVIDENCE / "reproduce.md"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import evidence.bench  # noqa: F401 - adds the figures of accuracy
 from evidence.rows import EVIDENCE
 from linvit.analysis.figures import svg
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, replace_between_marks

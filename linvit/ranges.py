@@ -218,6 +218,15 @@ def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None
             )
 
 
+def check_keys(argument: str, keys: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raises SettingError, offering the nearest known one, for a key of the mapping `argument` that is not known."""
+    allowed = list(allowed)
+    for key in keys:
+        if key not in allowed:
+            expected = f"expected some of {some_of(allowed, key)}.{nearest(key, allowed)}"
+            raise SettingError(f"{marked(argument)} has the key {key!r}, {expected}")
+
+
 def lookup(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     """The entry of that name; SettingError, with all names and the nearest, if there is none."""
     if not isinstance(name, str) or name not in table:

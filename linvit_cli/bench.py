@@ -171,7 +171,7 @@ def _typed(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-FLAGS = {"batches": "--batch", "curve_steps": "--curves"}
+FLAGS = {"batches": "--batch"}
 NETWORKS = ("NETWORK", "networks of `linvit models`")
 HOW: Words = {
     "device": (None, "cuda is timed by GPU events and CUDA graphs"),
@@ -233,15 +233,13 @@ KINDS = {
     ),
     "train": Kind(
         TrainingOptions,
-        "Time training steps, and compare loss curves.",
-        "linvit bench train care_s0 --variants plain bf16 --curves 50",
+        "Time training steps.",
+        "linvit bench train care_s0 --variants plain bf16",
         {
             "names": NETWORKS,
             "variants": ("VARIANT", "such as channels_last+bf16"),
             "size": ("SIZE", "side, or HEIGHTxWIDTH, in pixels"),
             "batch": ("N", "batch size, 2 or more"),
-            "curve_steps": ("STEPS", "also compare the loss curves of this many steps; 0: none"),
-            "curve_size": ("SIZE", "side of the images of the loss curves, in pixels"),
         },
     ),
 }

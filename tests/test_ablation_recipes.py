@@ -8,9 +8,9 @@ import timm
 from imagenet_folder import write_imagenet
 from tiny_dense import HEADS, SIZE, tiny_scenes
 
+from evidence.published import ROWS
 from linvit.bundled import header
 from linvit.models.by_name import create_classifier
-from linvit.models.published import ROWS
 from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe_values import base_of, read_recipe
 from linvit.runs.training import train_folder

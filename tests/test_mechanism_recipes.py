@@ -6,8 +6,8 @@ import pytest
 import torch
 from imagenet_folder import write_imagenet
 
+from evidence.published import ROWS
 from linvit.bundled import header
-from linvit.models.published import ROWS
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule

@@ -8,10 +8,10 @@ import timm
 import torch
 from tiers import quick
 
+from evidence.published import PUBLISHED
 from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
-from linvit.models.published import PUBLISHED
 from linvit.models.swap import NAMES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "understand" / "mechanisms.md").read_text()

@@ -9,11 +9,11 @@ import torch
 from imagenet_folder import write_imagenet
 from torch import nn
 
+from evidence.published import PUBLISHED, ROWS
 from linvit.bundled import header
 from linvit.data.images import ImageFolder
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import create_classifier
-from linvit.models.published import PUBLISHED, ROWS
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule

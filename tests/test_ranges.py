@@ -193,7 +193,10 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
     [
         ("task.ema_decay=2", "task.ema_decay is 2, expected a number from 0 up to, but not including, 1, or null"),
         ("optimizer.name=adamv", "optimizer.name is 'adamv', expected one of adam"),
-        ("optimizer.options={foo: 1}", "optimizer.options has foo, but adamw accepts amsgrad, betas, capturable,"),
+        (
+            "optimizer.options={foo: 1}",
+            "optimizer.options has the key 'foo', expected some of amsgrad, betas, capturable,",
+        ),
         ("schedule.min_lr=5", "schedule.min_lr is 5, above the peak learning rate of 0.002"),
         ("schedule.decay_epochs=[-1]", "schedule.decay_epochs is [-1], expected a list of numbers of 0 or more"),
         (

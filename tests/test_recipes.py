@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiers import slow
 
+from evidence.published import ROWS
 from linvit.bundled import header
-from linvit.models.published import ROWS
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import base_of, dump_yaml, load_yaml, merge, read_recipe
 from linvit.runs.tasks import RUNS

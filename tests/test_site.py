@@ -13,9 +13,9 @@ import yaml
 
 from evidence import reproduce, understand
 from evidence.__main__ import arguments
+from evidence.published import PUBLISHED
 from linvit.bench import kinds
 from linvit.bundled import bundled_files, list_networks
-from linvit.models.published import PUBLISHED
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
 from linvit_cli import _parser, parse

@@ -9,12 +9,12 @@ from typing import Any
 import timm
 from timm.models import resolve_pretrained_cfg
 
+from evidence.published import CONTENT, ROWS, Row
 from linvit import models
 from linvit.analysis.markdown import markdown_table
 from linvit.bundled import list_networks
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.by_name import check_model, is_ours
-from linvit.models.published import CONTENT, ROWS, Row
 from linvit.runs.weight_file import creation, model_card
 
 BIBTEX = Path(inspect.getfile(models)).with_name("papers.bib").read_text(encoding="utf-8")

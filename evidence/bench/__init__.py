@@ -1,10 +1,11 @@
-"""Kinds of benchmarks that only our own pages need; importing this package adds them to those of `linvit bench`."""
+"""Benchmarks that only our own pages need; importing this package adds them to those of `linvit bench`."""
 
-from evidence.bench import decoding, precision, sampling, segmentation, streaming
+from evidence.bench import accuracy, curves, decoding, precision, sampling, segmentation, streaming
 from linvit.bench import page
 from linvit.bench.kinds import KINDS, Kind
 
 for name, module in {
+    "curves": curves,
     "decoding": decoding,
     "sampling": sampling,
     "memory": segmentation,
@@ -13,3 +14,5 @@ for name, module in {
 }.items():
     KINDS[name] = Kind(module.Options, module.measure)
     page.COLUMNS[name] = module.COLUMNS
+page.COLUMNS["model"]["published top-1, %"] = accuracy.top1
+page.FURTHER += [accuracy.figures, curves.figures]

@@ -66,7 +66,7 @@ PARTS = (
     (
         "curves",
         TRAINING,
-        "train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10",
+        "curves --seconds 10",
     ),
 )
 DEPLOYED = (

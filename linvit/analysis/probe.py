@@ -1,6 +1,5 @@
 """Records the inputs and outputs of each attention of a network."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -123,8 +122,7 @@ def visit(
         look: called with one Probe per layer, as soon as the layer has run; the probe is not kept.
         layers: names of the layers to show, as in attention_layers; all by default.
 
-    Raises ValueError if the network has no attention of these kinds, no layer of one of these names, or needs a
-    different number of inputs.
+    Raises ValueError if the network has no attention of these kinds or no layer of one of these names.
     """
     names = attention_layers(network)
     check(
@@ -132,15 +130,6 @@ def visit(
         {"layers": layers, "look": look},
     )
     inputs = as_tuple(inputs)
-    signature = inspect.signature(network.forward)
-    try:
-        signature.bind(*inputs)
-    except TypeError:
-        needed = ", ".join(f"`{name}`" for name in signature.parameters)
-        passed = "1 input was" if len(inputs) == 1 else f"{len(inputs)} inputs were"
-        raise ValueError(
-            f"{type(network).__name__} needs the inputs {needed}, but {passed} given: pass all, as a tuple."
-        ) from None
     with ExitStack() as stack:
         stack.callback(network.train, network.training)
         for name in names if layers is None else sorted(set(layers), key=names.index):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,7 +11,6 @@ from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, litera
 from linvit.tasks.measures import AVERAGED, Measured
 
 LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}
-EPOCHS = 1_000  # drawn: neighbours of a longer training are a group
 LAYERS, DECADES, TOTALS = 24, 1e3, 2  # of a sensitivity: most layers, the largest error over the smallest, last rows
 
 
@@ -50,10 +48,7 @@ def _lines(
     for (column, words), colour in zip(names.items(), COLOURS, strict=False):
         points = [(row["epoch"], factor * row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
         if points:
-            step = -(-len(points) // EPOCHS)  # of neighbours only the lowest and the highest: an SVG has every point
-            groups = [points[start : start + step] for start in range(0, len(points), step)]
-            extremes = {extreme(group, key=itemgetter(1)) for group in groups for extreme in (min, max)}
-            lines.append((words, colour, sorted({points[0], points[-1], *extremes})))
+            lines.append((words, colour, points))
     return lines
 
 

@@ -168,15 +168,12 @@ def score_maps(
     token. Other arguments and errors as in `visit`; a point outside the image is a ValueError.
     """
     check({"point": tuple[Share, Share]}, {"point": point})
-    return [_maps_of_image(network, image, point, layers) for image in one_by_one(inputs)]
-
-
-def _maps_of_image(
-    network: nn.Module, image: Inputs, point: tuple[float, float], layers: Sequence[str] | None
-) -> list[Map]:
-    maps: list[Map] = []
-    visit(network, image, lambda probe: maps.append(_map(probe, point)), layers)
-    return [shown for shown in maps if shown.layer.grid != (1, 1)]
+    of_images = []
+    for image in one_by_one(inputs):
+        maps: list[Map] = []
+        visit(network, image, lambda probe, maps=maps: maps.append(_map(probe, point)), layers)  # type: ignore[misc]
+        of_images.append([shown for shown in maps if shown.layer.grid != (1, 1)])
+    return of_images
 
 
 def _map(probe: Probe, point: tuple[float, float]) -> Map:

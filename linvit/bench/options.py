@@ -90,18 +90,14 @@ class NetworkOptions(Options):
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of `linvit bench train`; there are no loss curves if curve_steps is 0."""
+    """Options of `linvit bench train`."""
 
     names: Sequence[str] = OURS
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
     size: Size = (224, 224)
     batch: Batch = 4
-    curve_steps: Amount = 0
-    curve_size: Size = (64, 64)
-    curve_batch: Batch = 8
     rounds: Count = 3
 
     def least_bytes(self) -> int:
         """The bytes of the images, of a network's first maps and of their gradients."""
-        of_curves = self.curve_batch * math.prod(self.curve_size) if self.curve_steps else 0
-        return 2 * BYTES_PER_PIXEL * max(self.batch * math.prod(self.size), of_curves)
+        return 2 * BYTES_PER_PIXEL * self.batch * math.prod(self.size)

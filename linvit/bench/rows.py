@@ -136,22 +136,15 @@ def measure_groups(groups: Groups, options: Options, report: Report, progress: P
                 progress.say(f"memory of {trial.label}")
                 trial.row.peak_mib = trial.peak(call)
             checked.append((trial, call))
-        time_in_turn(checked, options, progress, graphs)
-
-
-def time_in_turn(
-    calls: Sequence[tuple[Trial, Call]], options: Options, progress: Progress, graphs: bool = True
-) -> None:
-    """Times calls in turn into the rows of their trials; if interrupted, the complete rounds so far."""
-    progress.say("timing")
-    timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads, graphs)
-    named = {trial.label: call for trial, call in calls}
-    try:
-        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds or math.inf)
-    finally:
-        for trial, _ in calls:
-            fill(trial, timings, clock.name)
+        progress.say("timing")
+        timings: dict[str, Timing] = {}
+        clock = clock_for(options.device, options.threads, graphs)
+        named = {trial.label: call for trial, call in checked}
+        try:
+            interleave(named, clock, options.rounds, timings, progress.advance, options.seconds or math.inf)
+        finally:  # if interrupted, the complete rounds so far
+            for trial, _ in checked:
+                fill(trial, timings, clock.name)
 
 
 def fill(trial: Trial, timings: Mapping[str, Timing], clock: str) -> None:

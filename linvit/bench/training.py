@@ -1,7 +1,6 @@
-"""`linvit bench train`: a training step (forward, loss, backward, AdamW) per variant, and its effect on the loss."""
+"""`linvit bench train`: a training step (forward, loss, backward, AdamW) per variant."""
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -42,9 +41,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-1}
 
 Gradients pass a network twice, and batch norms over few images amplify rounding: ten times the usual error.
 """
-TIMED_RATE, CURVE_RATE, DECAY = 1e-6, 3e-4, 0.05
-BATCHES = 4  # that the loss curve repeats, so that there is something to learn
-NOISE_FACTOR = 3.0  # a curve agrees if it deviates by at most this many times the curve of the dtype's noise
+TIMED_RATE, DECAY = 1e-6, 0.05
 
 
 def check_options(options: TrainingOptions) -> None:
@@ -124,20 +121,16 @@ def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Ten
 
 
 def measure(options: TrainingOptions, report: Report, progress: Progress) -> None:
-    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves."""
+    """Checks loss and gradients of the first step, then times all variants of each network."""
     where = f"{options.size[0]} × {options.size[1]} px, batch {options.batch}"
     groups = ((f"{name}, {where}", trials(name, options)) for name in options.names)
     measure_groups(groups, options, report, progress, graphs=False)  # the optimizer's step is not captured
-    if options.curve_steps:
-        for name in options.names:
-            progress.group(f"loss curves of {name}", len(options.variants))
-            report.findings.setdefault("curves", {})[name] = loss_curves(name, options, progress)
 
 
-def cases(name: str, options: TrainingOptions, size: tuple[int, int], batch: int) -> list[Case]:
+def cases(name: str, options: TrainingOptions) -> list[Case]:
     """All variants of one network; a released order exists for ours alone."""
     return [
-        Case(name, variant, size, batch, options.device, options.threads, options.seed)
+        Case(name, variant, options.size, options.batch, options.device, options.threads, options.seed)
         for variant in options.variants
         if is_ours(name) or "reference" not in parts_of(variant, PARTS)
     ]
@@ -149,7 +142,7 @@ def trials(name: str, options: TrainingOptions) -> Iterator[Trial]:
     batch = data(options.batch, options.size, options.seed, options.device)
     plain_case = Case(name, "plain", options.size, options.batch, options.device)
     expected = Step(plain_case, deepcopy(network), batch).results()
-    for case in cases(name, options, options.size, options.batch):
+    for case in cases(name, options):
         plain, released = (replace(case, variant=variant).label for variant in ("plain", "reference"))
         yield Trial(
             row_of(case, network, "step"),
@@ -173,55 +166,3 @@ def build_step(case: Case) -> Call:
     """One step of a fresh network, for a separate process."""
     network = network_for(case.name, case.size, case.seed).to(case.device)
     return Step(case, network, data(case.batch, case.size, case.seed, case.device))
-
-
-def loss_curves(name: str, options: TrainingOptions, progress: Progress) -> dict[str, dict[str, object]]:
-    """Loss over the steps of each variant, how far it is from the plain curve, and whether that is the dtype's noise.
-
-    Keys of a variant: losses; deviation, the largest difference from the plain curve; noise, the same of a plain curve
-    whose weights and images were moved by the dtype's rounding before every step; agrees, whether deviation is at most
-    NOISE_FACTOR · noise.
-    """
-    steps = options.curve_steps
-    variants = cases(name, options, options.curve_size, options.curve_batch)
-    plain = Case(name, "plain", options.curve_size, options.curve_batch, options.device, options.threads, options.seed)
-    expected = _losses(plain, steps)
-    noises: dict[torch.dtype, float] = {}
-    curves: dict[str, dict[str, object]] = {}
-    for case in variants:
-        progress.say(f"{steps} steps of {name} {case.variant}")
-        if case.dtype not in noises:
-            noisy = _losses(plain, steps, torch.finfo(case.dtype).eps)
-            least = 10 * torch.finfo(torch.float32).eps * max(expected)  # the loss itself is rounded
-            noises[case.dtype] = max(_deviation(noisy, expected), least)
-        losses = _losses(case, steps)
-        deviation, noise = _deviation(losses, expected), noises[case.dtype]
-        curves[case.variant] = {
-            "losses": losses,
-            "deviation": deviation,
-            "noise": noise,
-            "agrees": deviation <= NOISE_FACTOR * noise,
-        }
-        progress.advance()
-    return curves
-
-
-def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
-    """Losses of this many steps from the default initialization; noise: relative change of the weights per step."""
-    batches = [data(case.batch, case.size, case.seed + number, case.device) for number in range(BATCHES)]
-    network = network_for(case.name, case.size, case.seed).to(case.device)
-    step = Step(case, network, batches[0], CURVE_RATE)
-    generator = torch.Generator().manual_seed(case.seed)
-    losses = []
-    for batch in itertools.islice(itertools.cycle(batches), steps):
-        step.batch = batch
-        if noise:
-            with torch.no_grad():
-                for moved in (batch[0], *step.network.parameters()):
-                    moved.mul_(1 + noise * (torch.rand(moved.shape, generator=generator) - 0.5).to(moved))
-        losses.append(step().item())
-    return losses
-
-
-def _deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
-    return max(abs(loss - other) for loss, other in zip(losses, expected, strict=True))

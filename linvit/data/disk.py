@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from linvit.errors import SettingError
-from linvit.files import user_path
+from linvit.files import reason_of, user_path
 
 SHOWN = 5
 
@@ -27,13 +27,10 @@ def check_regular(path: str | Path) -> None:
 
     Opening a named pipe waits until somebody writes to it, and a device may have no end.
     """
-    if os.path.isfile(path):
-        return
-    if os.path.isdir(path):
-        raise IsADirectoryError("it is a folder")
-    if os.path.exists(path):
-        raise OSError("it is a pipe, a socket or a device, not a regular file")
-    raise FileNotFoundError("there is no such file")
+    if not os.path.isfile(path):
+        other = "it is a pipe, a socket or a device, not a regular file"
+        other = "it is a folder" if os.path.isdir(path) else other
+        raise OSError(other if os.path.exists(path) else "there is no such file")
 
 
 def data_folder(root: str | Path, expected: str = "another folder") -> Path:
@@ -65,6 +62,16 @@ def files_below(folder: Path, suffixes: Iterable[str], others: Counter[str] | No
             given = (os.path.splitext(name)[1].lower() for name in visible[len(folders) :])
             others.update(ending for ending in given if ending not in endings)
     return sorted(paths)
+
+
+def files_by_name(folder: Path, suffixes: Iterable[str], complaints: list[str]) -> dict[str, Path]:
+    """The files of a folder with these endings by their names without ending, sorted; a complaint for a second file of
+    the same name. Hidden files are left out."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.glob("[!.]*")):
+        if path.suffix.lower() in suffixes and files.setdefault(path.stem, path) != path:
+            complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
+    return files
 
 
 def say_unread(folder: Path, others: Counter[str], kind: str = "image") -> None:
@@ -107,12 +114,8 @@ def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read as JSON: use another copy.") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
-    except ValueError:  # Python's limit for whole numbers
-        raise ValueError(f"{path} has a number of over 4,300 digits: correct it.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not complete JSON ({reason_of(error)}): use another copy.") from None
 
 
 @contextlib.contextmanager
@@ -126,7 +129,7 @@ def collecting() -> Iterator[list[str]]:
         _collected.reset(token)
 
 
-def shown(sentences: Sequence[str]) -> str:
+def first_sentences(sentences: Sequence[str]) -> str:
     """The first five sentences, one per line, and the number of the others."""
     more = len(sentences) - SHOWN
     return "\n  ".join([*sentences[:SHOWN], *([f"and {more:,} more."] if more > 0 else [])])
@@ -134,14 +137,14 @@ def shown(sentences: Sequence[str]) -> str:
 
 def refusal(sentences: Sequence[str], limit: int, argument: str) -> ValueError:
     """The error for more unusable items than `argument` allows."""
-    first, *others = shown(sentences).split("\n", 1)
+    first, *others = first_sentences(sentences).split("\n", 1)
     more = f" More than `{argument}`={limit}." if limit or others else ""
     return ValueError("\n".join([first + more, *others]))
 
 
 def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
     """The error for data of which nothing can be used, even if all may be left out."""
-    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
+    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {first_sentences(sentences)}")
 
 
 def warn_or_raise(sentences: Sequence[str], limit: int, argument: str) -> None:
@@ -153,4 +156,4 @@ def warn_or_raise(sentences: Sequence[str], limit: int, argument: str) -> None:
     if len(sentences) > limit:
         raise refusal(sentences, limit, argument)
     if sentences:
-        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, shown(sentences))
+        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, first_sentences(sentences))

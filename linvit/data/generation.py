@@ -141,13 +141,14 @@ class Latents(Source):
         super().__init__(batch_size, seed, num_workers)
         self.root = user_path(root)
         path = self.root / ABOUT
-        if not path.exists():
-            raise SettingError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
             about = {"shift": 0.0} | read_json(path)  # earlier files have none
             check(STORED, {name: about[name] for name in STORED})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
+            raise SettingError(
+                f"{path} is missing or damaged: set `root` to a folder that make_latents wrote, or make the latents"
+                " again, complete files are kept."
+            ) from error
         self.class_names, self.scale, self.shift = about["class_names"], about["scale"], about["shift"]
         self.shape = (2, 2 * about["channels"], *about["size"])
         height, width = about["size"]
@@ -159,7 +160,10 @@ class Latents(Source):
         return {"name": "latents", "root": str(root)} if (root / ABOUT).exists() else None
 
     def contents(self, split: str) -> Contents:
-        return Contents(self._files(split, samples=False), _latent_content)
+        def content(sample: tuple[Tensor, Tensor]) -> Content:
+            return Content(tuple(sample[0].shape[-2:]), {"images": {int(sample[1]): 1}})
+
+        return Contents(self._files(split, samples=False), content)
 
     def train_set(self) -> Dataset[Any]:
         return self._files("train", samples=True)
@@ -175,10 +179,6 @@ class Latents(Source):
         return ConcatDataset(
             [LatentFile(file, self.scale, self.shift, samples, self.shape, self.num_classes) for file in files]
         )
-
-
-def _latent_content(sample: tuple[Tensor, Tensor]) -> Content:
-    return Content(tuple(sample[0].shape[-2:]), {"images": {int(sample[1]): 1}})
 
 
 class LatentFile(Dataset[Any]):

@@ -15,17 +15,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from linvit.data.disk import SHOWN, none_usable, refusal
 from linvit.environment import replica
-from linvit.ranges import Seed, check
 
 Position = tuple[int, ...]
 ROUND = 256
 
 logger = logging.getLogger(__name__)
-
-
-def check_seed(seed: Any, argument: str = "seed") -> None:
-    """Raises ValueError unless it is a whole number that random generators accept as a seed."""
-    check({argument: Seed}, {argument: seed})
 
 
 def entropy(*numbers: int) -> int:

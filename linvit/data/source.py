@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,15 +85,10 @@ def fitting_workers(num_workers: int) -> int:
     return min(num_workers, cores)
 
 
-def hashed(name: str) -> float:
+def share_of_name(name: str) -> float:
     """A number in 0..1 that depends on the name alone; it is the same on every machine."""
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
-
-
-def is_held_out(name: str, held_out: float) -> bool:
-    """Whether a file belongs to the validation split, decided by a hash of its name."""
-    return hashed(name) < held_out
 
 
 def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
@@ -104,7 +100,7 @@ def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
     count = round(held_out * len(names))
     if 0 < held_out < 1:
         count = min(max(1, count), len(names) - 1)
-    return set(sorted(names, key=lambda name: (hashed(f"{split} {name}"), name))[:count])
+    return set(sorted(names, key=lambda name: (share_of_name(f"{split} {name}"), name))[:count])
 
 
 def of_split(names: Sequence[str], split: str, held_out: float, seed: int) -> list[str]:
@@ -133,7 +129,7 @@ def untrained(class_names: Sequence[str], present: Collection[int], item: str, i
     return f"No training {item} has {len(absent)} of the classes: {listed(absent)}{hint}." if absent else ""
 
 
-class Source(lightning.LightningDataModule, Checked):
+class Source(lightning.LightningDataModule, Checked, ABC):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
     A subclass names the task of its targets, sets class_names and preprocessing in its constructor, and returns its
@@ -178,11 +174,13 @@ class Source(lightning.LightningDataModule, Checked):
     def channels(self) -> int:
         return self.preprocessing.channels
 
+    @abstractmethod
     def train_set(self) -> Dataset[Any]:
-        raise NotImplementedError
+        """The images and targets of training."""
 
+    @abstractmethod
     def val_set(self) -> Dataset[Any]:
-        raise NotImplementedError
+        """The images and targets of validation."""
 
     def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
         return ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]

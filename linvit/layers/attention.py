@@ -6,13 +6,12 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import Device, Dtype, TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import lookup, nearest
+from linvit.ranges import check_keys, lookup
 
 AXES = ("feature_map", "weighting", "normalizer")
 AROUND = ("modulation", "lepe", "rope")
@@ -41,21 +40,9 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
     """
     keys = (*AXES, *AROUND)
-    for key in attention or {}:
-        if key not in keys:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
-            )
+    check_keys("attention", attention or {}, keys)
     linear = mechanism_of(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
-
-
-def check_turns(head_width: int) -> None:
-    """Raises ValueError for a head width that a rotation in two dimensions cannot divide into pairs of channels."""
-    if head_width % 4:
-        raise SettingError(
-            f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`"
-        )
 
 
 @register_notrace_module
@@ -89,7 +76,7 @@ class Attention2d(AttentionLayer):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, place="maps", **axes, **dd)
         if rope:
-            check_turns(width // heads)
+            check_turns(width // heads, axes=2)
         self.rope = rope
         self.projected, phi = lookup("modulation", modulation, MODULATIONS)
         self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)

@@ -5,15 +5,14 @@ linear mechanism then keeps one State, softmax attention all keys and values.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from linvit.errors import SettingError
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import TensorOptions, check_turns
 from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
@@ -110,11 +109,8 @@ class CausalAttention(AttentionLayer):
     ) -> None:
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = lookup("modulation", modulation, CAUSAL_MODULATIONS)
-        if rope and width // heads % 2:
-            raise SettingError(
-                f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
-                " per head: change one of the two, or leave `rope` out"
-            )
+        if rope:
+            check_turns(width // heads)
         self.rope = rope
         self.qkvo = nn.Linear(width, (4 if phi else 3) * width, bias=False, **dd)
         self.conv = CausalConv(3 * width, conv, **dd) if conv else None
@@ -163,21 +159,13 @@ class CausalAttention(AttentionLayer):
         return self.proj(y)
 
 
-class CausalOptions(TypedDict, total=False):
-    """Keyword arguments of CausalAttention that a block passes on."""
-
-    conv: int
-    lepe: int
-    modulation: str
-    rope: bool
-
-
 class DecoderBlock(nn.Module):
     """x + attention(norm(x)), then x + SwiGLU(norm(x)), with RMS norms.
 
     Args:
-        width, heads, mechanism, options: see CausalAttention.
+        width, heads, mechanism: see CausalAttention.
         hidden: channels of the feed-forward.
+        options: conv, lepe, modulation and rope of CausalAttention.
     """
 
     attn: CausalAttention
@@ -188,12 +176,10 @@ class DecoderBlock(nn.Module):
         heads: int,
         mechanism: str,
         hidden: int,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[CausalOptions],
+        options: Mapping[str, Any],
+        **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.norm1 = nn.RMSNorm(width, eps=1e-6, **dd)
         self.attn = CausalAttention(width, heads, mechanism, **dd, **options)
         self.norm2 = nn.RMSNorm(width, eps=1e-6, **dd)

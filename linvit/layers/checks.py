@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linvit.arguments import FLOATS, check_dense, check_floating, is_traced
 from linvit.errors import SettingError
-from linvit.ranges import Range, Rule
+from linvit.ranges import OneOf, Range, Rule
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,12 @@ class IsDevice(Rule):
         return "a device that exists here, such as cpu or cuda:0"
 
 
-@dataclass(frozen=True)
-class IsFloatingPoint(Rule):
-    """A dtype for weights."""
-
-    def holds(self, value: Any) -> bool:
-        return value is None or (isinstance(value, torch.dtype) and value in FLOATS)
-
-    def words(self, noun: str, got: Any = None) -> str:
-        return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
-
-
 Depth = Annotated[int, Range(1, 1_000)]  # each block takes time, whatever its width and device, also one of a file
 Ratio = Annotated[float, Range(above=0)]
 Rate = Annotated[float, Range(0, below=1)]
 Scale = Annotated[float, Range(0)]
 Device = Annotated[torch.device | str | int | None, IsDevice()]
-Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
+Dtype = Annotated[torch.dtype, OneOf(FLOATS)] | None
 Shape = tuple[str | int, ...]
 
 
@@ -63,6 +52,14 @@ def multiple_of_heads(width: int, heads: int) -> int:
     if width % heads:
         raise SettingError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
     return width // heads
+
+
+def check_turns(head_width: int, axes: int = 1) -> None:
+    """Raises ValueError for a head width that a rotation along so many axes cannot divide into pairs of channels."""
+    if head_width % (2 * axes):
+        raise SettingError(
+            f"the head width is {head_width}, expected a multiple of {2 * axes} for RoPE: change `heads` or `rope`"
+        )
 
 
 def check_floats(
@@ -89,7 +86,8 @@ def check_whole_numbers(name: str, x: Tensor, shape: Shape, least: int, most: in
         raise SettingError(
             f"`{name}` is {x.dtype} of shape {tuple(x.shape)}, expected int64 of shape {_words(shape)}: convert it"
         )
-    if not (has_values(x) and x.numel()):
+    # values can be read at once of a plain tensor on a CPU, outside of vmap and other transforms
+    if type(x) is not Tensor or x.device.type != "cpu" or torch._C._are_functorch_transforms_active() or not x.numel():
         return
     first, last = (int(bound) for bound in x.aminmax())
     if first < least or last > most:
@@ -103,11 +101,6 @@ def check_filled(name: str, x: Tensor) -> None:
         raise SettingError(
             f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of one or more: leave it out"
         )
-
-
-def has_values(x: Tensor) -> bool:
-    """Whether values can be read at once: a plain tensor on a CPU, outside of vmap and other transforms."""
-    return type(x) is Tensor and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
 
 
 def _misfits(actual: torch.Size, shape: Shape) -> bool:

@@ -41,11 +41,6 @@ class PointwiseConv(nn.Conv2d):
         **options: Any,
     ) -> None:
         super().__init__(width, out_width, kernel_size, stride, padding, **options)
-        if (self.kernel_size, self.stride, self.padding, self.groups) != ((1, 1), (1, 1), (0, 0), 1):
-            raise ValueError(
-                f"PointwiseConv has kernel size {self.kernel_size}, stride {self.stride}, padding {self.padding} and"
-                f" {self.groups} groups, expected a 1×1 convolution: use nn.Conv2d"
-            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to (batch, out_width, height, width), in the same memory format."""

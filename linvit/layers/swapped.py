@@ -74,11 +74,12 @@ def _watching(kind: type[Watching], embed: nn.Module, source: CurrentGrid) -> Wa
     return watching
 
 
-class MapAttention(nn.Module):
-    """Attention over all positions of a map (batch, height, width, channels), as SAM's blocks without windows call it.
+class FlatAttention(nn.Module):
+    """Attention as blocks call it that pass no grid: SAM's over a map (batch, height, width, channels), and Hiera's
+    over tokens (batch, tokens, channels) whose order is not that of a grid.
 
     Args:
-        tokens: the attention of the flattened map.
+        tokens: the attention of the flattened map; without local terms, rotation and tables of positions in Hiera.
     """
 
     def __init__(self, tokens: TokenAttention) -> None:
@@ -86,25 +87,9 @@ class MapAttention(nn.Module):
         self.tokens = tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        """A map to a map of the same shape."""
-        height, width = x.shape[1:3]
-        return self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
-
-
-class UnrolledAttention(nn.Module):
-    """Attention over tokens (batch, tokens, channels) whose order is not that of a grid, as Hiera's blocks call it.
-
-    Args:
-        tokens: an attention without local terms, rotation and tables of positions.
-    """
-
-    def __init__(self, tokens: TokenAttention) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens to tokens of the same shape."""
-        return self.tokens(x, [1, x.shape[1]])
+        """To the same shape."""
+        height, width = x.shape[1:-1] if x.ndim == 4 else (1, x.shape[1])
+        return self.tokens(x.flatten(1, -2), [height, width]).view_as(x)
 
 
 class GlobalSwinBlock(nn.Module):
@@ -153,6 +138,7 @@ class LocalMlp(nn.Module):
         hidden = cast(nn.Linear, mlp.fc1).out_features
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
+        attention.mixes_sizes = False
 
     def reset_to_identity(self) -> None:
         """Makes the convolution the identity."""
@@ -161,11 +147,6 @@ class LocalMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention."""
-        if self.last_grid.patches is not None:
-            raise ValueError(
-                "the network got patches with coordinates, but its local feed-forward needs one grid for the whole "
-                "batch: give it images of one size, or choose another mechanism, such as 'linear', 'rala' or 'mala'"
-            )
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import pi
-from typing import Annotated, Any, TypedDict, Unpack, cast
+from typing import Annotated, Any, cast
 
 import torch
 from timm.layers import register_notrace_module, trunc_normal_
@@ -10,28 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from linvit.errors import SettingError
-from linvit.formulas.feature_map import FeatureMap
-from linvit.formulas.normalizer import Normalizer
-from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Rate, TensorOptions
+from linvit.layers.attention import MODULATIONS
+from linvit.layers.checks import Device, Dtype, Rate, TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ops.state import Weighting
 from linvit.ranges import IsA, OneOf, lookup
-
-
-class TokenOptions(TypedDict, total=False):
-    """Keyword arguments of TokenAttention that its subclasses pass on."""
-
-    source: CurrentGrid | None
-    qkv_bias: bool
-    proj_bias: bool
-    proj_drop: float
-    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] | None
-    weighting: str | Weighting | None
-    normalizer: str | Normalizer | None
 
 
 @register_notrace_module
@@ -271,15 +256,13 @@ class GatedAttention(TokenAttention):
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool | Annotated[str, OneOf((LEARNED,))] = True,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
+        **options: Any,
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
+        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
         projected, phi = lookup("modulation", modulation, MODULATIONS)
         if rope:
-            check_turns(width // heads)
+            check_turns(width // heads, axes=2)
         self.rope = bool(rope)
         self.turn = nn.Parameter(torch.empty((), **dd)) if rope == LEARNED else None
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None

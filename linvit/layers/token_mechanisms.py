@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
@@ -11,11 +11,11 @@ from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, s
 
 from linvit.errors import SettingError
 from linvit.formulas.feature_map import focused
-from linvit.layers.checks import Device, Dtype, TensorOptions
+from linvit.layers.checks import TensorOptions
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import merged
-from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention, TokenOptions
+from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
 from linvit.ops import Rotary, rotary_2d
 from linvit.ranges import Count
 
@@ -155,13 +155,10 @@ class AgentAttention(TokenAttention):
         grid: tuple[int, int],
         num_prefix: int = 0,
         agents: tuple[Count, Count] = (7, 7),
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
+        **options: Any,
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
         number = agents[0] * agents[1]
-        super().__init__(width, heads, mechanism, grid, num_prefix, operator_size=(heads, number), **dd, **options)
+        super().__init__(width, heads, mechanism, grid, num_prefix, operator_size=(heads, number), **options)
         self.agents = (agents[0], agents[1])
         shapes: dict[str, tuple[int, ...]] = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
@@ -175,7 +172,8 @@ class AgentAttention(TokenAttention):
             shapes["ac_bias"] = (1, heads, number, self.num_prefix)
             shapes["ca_bias"] = (1, heads, self.num_prefix, number)
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, **dd)))
+            self.register_parameter(name, nn.Parameter(self.qkv.weight.new_empty(shape)))
+        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
         self.dwc = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
         self.reset_parameters()
 
@@ -234,23 +232,12 @@ class PolarAttention(GatedAttention):
     ALPHA = 4.0
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        mechanism: str,
-        grid: tuple[int, int],
-        num_prefix: int = 0,
-        modulation: str = "linear",
-        lepe: bool = True,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
     ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, modulation, lepe, rope=False, **dd, **options)
+        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, **options)
         if width // heads % 2:
             raise SettingError(f"the head width is {width // heads}, expected an even number: change `heads`")
-        self.power = nn.Parameter(torch.empty(width, **dd))
+        self.power = nn.Parameter(self.qkv.weight.new_empty(width))
         self.reset_parameters()
 
     @staticmethod

@@ -28,6 +28,7 @@ from linvit.layers.checks import (
     TensorOptions,
     check_filled,
     check_floats,
+    check_turns,
     check_whole_numbers,
     multiple_of_heads,
 )
@@ -118,11 +119,8 @@ class Conformer(Checked, nn.Module):
         self.tokens, self.mels, self.width, self.mechanism, self.causal = tokens, mels, width, mechanism, causal
         self.rotated = rope and mechanism != "softmax"
         self.head_width = multiple_of_heads(width, heads)
-        if self.rotated and self.head_width % 2:
-            raise SettingError(
-                f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
-                " per head: change one of the two, or leave `rope` out"
-            )
+        if self.rotated:
+            check_turns(self.head_width)
         self.subsampling = Subsampling(mels, width, causal, **dd)
         self.dropout = nn.Dropout(dropout)
         options: dict[str, Any] = {"modulation": modulation, "conv_norm": conv_norm, "dropout": dropout}

@@ -42,7 +42,7 @@ from linvit.models.swap import (
     record,
     swap_attention,
 )
-from linvit.ranges import check, declared, lookup, nearest
+from linvit.ranges import check, check_keys, declared, lookup
 
 KEPT = {"name", "base", "mechanism", "pattern", "attention", "swapped"}
 """Arguments of the base with names that "linearized" has too."""
@@ -132,11 +132,7 @@ def linearize(
 
 def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any]) -> None:
     """Gives our own layers with softmax attention the operator of the mechanism."""
-    for key in attention:
-        if key not in AXES:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
-            )
+    check_keys("attention", attention, AXES)
     layers = softmax_layers(model)
     if not layers:
         raise SettingError(
@@ -182,6 +178,27 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
     return layers
 
 
+class Place(NamedTuple):
+    """One softmax attention of a teacher: the path of what its block calls, the letter of a pattern that decides about
+    it, what it computes from the arguments of that call, and its slot, if it is not one of our layers."""
+
+    layer: str
+    letter: int
+    present: Any
+    slot: Slot | None = None
+
+
+def _places(teacher: nn.Module) -> list[Place]:
+    slots = slots_of(teacher)
+    if slots is None:
+        return [Place(layer.path, layer.letter, layer.attention) for layer in softmax_layers(teacher)]
+    names = {id(module): name for name, module in teacher.named_modules()}
+    return [
+        Place(f"{names[id(slot.block)]}.attn", slot.letter, slot.present or slot.block.attn, slot)
+        for slot in slots.slots
+    ]
+
+
 def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> list[Lesson]:
     """One lesson for each attention of the student that replaces one of the teacher, in the order of the blocks.
 
@@ -190,46 +207,25 @@ def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> lis
     Raises ValueError if there is none, because the student kept all softmax attention; for scores of an attention that
     does not see all tokens, or of another number of heads.
     """
-    slots = slots_of(teacher)
-    given = _of_operators(student, teacher) if slots is None else _of_slots(student, teacher, slots.slots, scores)
+    given = []
+    for layer, _, present, slot in _places(teacher):
+        for name, module in student.get_submodule(layer).named_modules():
+            if isinstance(module, AttentionLayer) and module.operator.options is not None:
+                scoring = present
+                if slot is not None:
+                    whole = scores and slot.whole
+                    scoring = attention_for(slot, "softmax", {"mechanism": "softmax"}) if whole else None
+                given.append(Lesson(layer, f"{layer}.{name}".rstrip("."), present, scoring))
+                break
     if not given:
         raise SettingError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
     for lesson in given if scores else ():
         learning, taught = (cast(AttentionLayer, student.get_submodule(lesson.attention)), lesson.scoring)
-        if taught is None:
+        if taught is None or learning.operator.heads != taught.operator.heads:
             raise ValueError(
-                f"the attention {lesson.layer} of the teacher does not see all tokens, so its scores cannot be matched:"
-                " match outputs instead"
+                f"the attention {lesson.layer} of the teacher does not see all tokens, or has another number of heads,"
+                " so its scores cannot be matched: match outputs instead"
             )
-        if learning.operator.heads != taught.operator.heads:
-            raise ValueError(
-                f"the attention {lesson.layer} has the scores of {learning.operator.heads} heads, the teacher's of"
-                f" {taught.operator.heads}, so they cannot be matched: match outputs instead"
-            )
-    return given
-
-
-def _of_slots(student: nn.Module, teacher: nn.Module, slots: Sequence[Slot], scores: bool) -> list[Lesson]:
-    names = {id(module): name for name, module in teacher.named_modules()}
-    given = []
-    for slot in slots:
-        layer = f"{names[id(slot.block)]}.attn"
-        inside = student.get_submodule(layer)
-        attention = next((name for name, module in inside.named_modules() if isinstance(module, AttentionLayer)), None)
-        if attention is not None:
-            present = slot.present or cast(nn.Module, slot.block.attn)
-            scoring = attention_for(slot, "softmax", {"mechanism": "softmax"}) if scores and slot.whole else None
-            given.append(Lesson(layer, f"{layer}.{attention}".rstrip("."), present, scoring))
-    return given
-
-
-def _of_operators(student: nn.Module, teacher: nn.Module) -> list[Lesson]:
-    """Of our own networks, in which only the operator of an attention was replaced."""
-    given = []
-    for path, present, _ in softmax_layers(teacher):
-        attention = student.get_submodule(path)
-        if isinstance(attention, AttentionLayer) and attention.operator.options is not None:
-            given.append(Lesson(path, path, present, present))
     return given
 
 
@@ -252,11 +248,7 @@ def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> No
 
 def letters_of(teacher: nn.Module) -> dict[str, int]:
     """Which letter of a pattern decides about each attention of a teacher, by the path of its lesson."""
-    slots = slots_of(teacher)
-    if slots is None:
-        return {layer.path: layer.letter for layer in softmax_layers(teacher)}
-    paths = {id(module): name for name, module in teacher.named_modules()}
-    return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}
+    return {place.layer: place.letter for place in _places(teacher)}
 
 
 def _create(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -39,9 +38,8 @@ def create(
 
     Raises:
         RuntimeError: if there are no weights, or if they cannot be downloaded.
-        FileNotFoundError: if the file of weights is missing.
-        ValueError: if the weights are damaged or do not fit (the message lists every key), and for arguments that do
-            not fit together.
+        ValueError: if the weights are missing, damaged or do not fit (the message lists every key), and for arguments
+            that do not fit together.
     """
     check(FEATURES, {**kwargs, "pretrained": pretrained})
     overlay = kwargs.get("pretrained_cfg_overlay")
@@ -90,11 +88,13 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
         raise ValueError(
             f"timm cannot build {variant} from its arguments {', '.join(arguments)} ({error}): correct them"
         ) from error
-    except SafetensorError as error:
-        raise ValueError(f"{variant}: the weights {cfg.get('file')} are damaged: use another copy.") from error
-    except OSError as error:  # the base of all errors of the hub's client
+    except (SafetensorError, OSError) as error:  # the latter is the base of all errors of the hub's client
+        if cfg.get("file"):
+            raise ValueError(
+                f"{variant}: the weights {cfg['file']} are missing or damaged: use another copy."
+            ) from error
         file = cfg.get("hf_hub_filename")
-        if cfg.get("file") or cfg.get("state_dict") or not file:
+        if cfg.get("state_dict") or not file:
             raise
         raise RuntimeError(
             f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
@@ -104,12 +104,6 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
 
 
 def _check_weights(variant: str, cfg: Mapping[str, Any]) -> None:
-    file = cfg.get("file")
-    if file and not Path(file).exists():
-        raise FileNotFoundError(
-            f"{variant}: the file of weights {file} does not exist: correct the path, or install linvit again if it is"
-            " one of its own."
-        )
     if any(cfg.get(key) for key in ("file", "state_dict", "url", "hf_hub_id")):
         return
     if tagged := list_pretrained(f"{variant}.*"):

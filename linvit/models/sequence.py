@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.errors import SettingError
-from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing
+from linvit.layers.causal import FORMS, CausalAttention, CausalConv, DecoderBlock, Packing
 from linvit.layers.checks import (
     Depth,
     Device,
@@ -94,13 +94,11 @@ class Decoder(Checked, nn.Module):
     ) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        options: CausalOptions = {"conv": conv, "lepe": lepe, "modulation": modulation, "rope": rope}
+        options = {"conv": conv, "lepe": lepe, "modulation": modulation, "rope": rope}
         self.vocabulary, self.width, self.mechanism = vocabulary, width, mechanism
         self.head_width = multiple_of_heads(width, heads)
         self.embed = nn.Embedding(vocabulary, width, **dd)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(width, heads, mechanism, hidden, **options, **dd) for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList(DecoderBlock(width, heads, mechanism, hidden, options, **dd) for _ in range(depth))
         self.norm = nn.RMSNorm(width, eps=1e-6, **dd)
         self.first_position = 0  # of the tokens, while the network reads only some of them
         self.reset_parameters()

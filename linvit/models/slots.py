@@ -21,7 +21,7 @@ from timm.models.vision_transformer_sam import VisionTransformerSAM, window_part
 from torch import Tensor, nn
 
 from linvit.layers.grid import CurrentGrid
-from linvit.layers.swapped import GlobalSwinBlock, GridNaFlexEmbeds, GridPatchEmbed, MapAttention, UnrolledAttention
+from linvit.layers.swapped import FlatAttention, GlobalSwinBlock, GridNaFlexEmbeds, GridPatchEmbed
 from linvit.layers.token_attention import TokenAttention
 
 AGENTS = ((3, 3), (4, 4), (7, 7), (7, 7))
@@ -156,16 +156,17 @@ def _sam_slots(model: VisionTransformerSAM) -> Slots:
         attention = required(block.attn, SamAttention)
         if attention.rope is not None:
             raise ValueError("the attention of this VisionTransformerSAM has its own rotation: it cannot be swapped")
-        put, present = partial(_put_on_maps, block), partial(_in_sam_windows, block)
+        put, present = partial(_put_flat, block), partial(_in_sam_windows, block)
         grid = cast(tuple[int, int], model.patch_embed.grid_size)
         about = _taken_over(attention)
         slots.append(Slot(block=block, grid=grid, letter=letter, put=put, present=present, **about))
     return Slots(slots, len(slots))
 
 
-def _put_on_maps(block: SamBlock, new: TokenAttention) -> None:
-    setattr(block, "attn", MapAttention(new).train(block.training))  # noqa: B010 - mypy knows another class
-    block.window_size = 0
+def _put_flat(block: SamBlock | HieraBlock, new: TokenAttention) -> None:
+    setattr(block, "attn", FlatAttention(new).train(block.training))  # noqa: B010 - mypy knows another class
+    if isinstance(block, SamBlock):
+        block.window_size = 0
 
 
 def _in_sam_windows(block: SamBlock, x: Tensor) -> Tensor:
@@ -195,14 +196,10 @@ def _hiera_slots(model: Hiera) -> Slots:
                     grid=(1, 1),
                     letter=stage,
                     ordered=False,
-                    put=partial(_put_unrolled, block),
+                    put=partial(_put_flat, block),
                 )
             )
     return Slots(slots, len(model.stage_ends), exact=True)
-
-
-def _put_unrolled(block: HieraBlock, new: TokenAttention) -> None:
-    setattr(block, "attn", UnrolledAttention(new).train(block.training))  # noqa: B010
 
 
 @adapter(SwinTransformer)
@@ -264,7 +261,7 @@ def _pvt_slots(model: PyramidVisionTransformerV2) -> Slots:
 
 def required(module: object, layer: Any, name: str | None = None) -> Any:
     """The module, if it is one of these layers; ValueError if not, also for one that was swapped already."""
-    if isinstance(module, TokenAttention | GlobalSwinBlock | MapAttention | UnrolledAttention):
+    if isinstance(module, TokenAttention | GlobalSwinBlock | FlatAttention):
         raise ValueError("the attention of the model has been swapped already: create the model again")
     if not isinstance(module, layer):
         raise ValueError(

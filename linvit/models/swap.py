@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from linvit.arguments import kind
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.formulas.feature_map import FeatureMap
 from linvit.formulas.normalizer import Normalizer
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio
@@ -36,7 +36,7 @@ from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
 from linvit.ops.state import Weighting
-from linvit.ranges import Amount, Count, check, declared, lookup, nearest
+from linvit.ranges import Amount, Count, check, check_keys, declared, lookup
 
 NAME = "linearized"
 """timm's name of a network that linearize or swap_attention returned, see linvit.models.linearizing."""
@@ -100,12 +100,7 @@ def swap_attention(
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
     layer: type = lookup("mechanism", mechanism, TOKEN_LAYERS)
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
-    for key in attention or {}:
-        if key not in takes:
-            raise SettingError(
-                f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
-                f"{nearest(key, takes)}"
-            )
+    check_keys("attention", attention or {}, takes)
     check(layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None
@@ -280,12 +275,13 @@ def register_mechanism(
     Raises:
         TypeError, ValueError: for a name that linvit uses itself, or an axis or layer that cannot be used.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise SettingError(f"`name` is {name!r}, expected a Python identifier, such as 'mine'")
-    if name in BUILT_IN:
-        raise SettingError(f"`name` is {name!r}, which is a mechanism of linvit: choose another")
-    if not isinstance(layer, type) or not issubclass(layer, TokenAttention):
-        raise SettingError(f"`layer` is {layer!r}, expected a subclass of linvit.layers.token_attention.TokenAttention")
+    refuse(
+        not (isinstance(name, str) and name.isidentifier())
+        and f"`name` is {name!r}, expected a Python identifier, such as 'mine'",
+        name in BUILT_IN and f"`name` is {name!r}, which is a mechanism of linvit: choose another",
+        not (isinstance(layer, type) and issubclass(layer, TokenAttention))
+        and f"`layer` is {layer!r}, expected a subclass of linvit.layers.token_attention.TokenAttention",
+    )
     given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     Operator("linear", 1, 8, **given)  # type: ignore[arg-type]  # raises for what it cannot use
     usual = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide"}

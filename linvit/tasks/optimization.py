@@ -9,28 +9,19 @@ from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
+from torchvision.ops._utils import split_normalization_params
 
 from linvit.errors import SettingError, refuse
 from linvit.files import reason_of
-from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, some_of
+from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, check_keys, some_of
 
 SET_HERE = {"params", "lr", "weight_decay"}
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 def all_but_norms(network: nn.Module) -> list[dict[str, Any]]:
     """The trainable parameters in two groups: those of norm layers, without weight decay, and all others."""
-    norms = {
-        id(parameter)
-        for module in network.modules()
-        if isinstance(module, NORMS)
-        for parameter in module.parameters(recurse=False)
-    }
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return [
-        {"params": [parameter for parameter in trained if id(parameter) in norms], "weight_decay": 0.0},
-        {"params": [parameter for parameter in trained if id(parameter) not in norms]},
-    ]
+    norms, others = split_normalization_params(network)
+    return [{"params": norms, "weight_decay": 0.0}, {"params": others}]
 
 
 NOT_DECAYED: Mapping[str, dict[str, Any]] = {
@@ -84,11 +75,7 @@ class Optimizer(Checked):
             raise SettingError(
                 f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
             ) from error
-        unknown = [name for name in self.options if name not in accepted]
-        if unknown:
-            raise SettingError(
-                f"`options` has {unknown[0]}, but {self.name} accepts {some_of(accepted, unknown[0])}: change it."
-            )
+        check_keys("options", self.options, accepted)
 
     def build(self, network: nn.Module, global_batch: int) -> torch.optim.Optimizer:
         """The optimizer of a network's weights. global_batch: samples in a step of all processes."""

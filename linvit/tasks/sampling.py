@@ -19,7 +19,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from linvit.errors import SettingError
 from linvit.files import replacing
-from linvit.ranges import OneOf, check
+from linvit.ranges import OneOf, Range, check
 
 TRAIN_STEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
@@ -52,8 +52,7 @@ def spaced(steps: int) -> tuple[Tensor, Tensor]:
 
     Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it keeps.
     """
-    if not 2 <= steps <= TRAIN_STEPS:
-        raise SettingError(f"`steps` is {steps}, expected from 2 to {TRAIN_STEPS} sampling steps: change it.")
+    check({"steps": Annotated[int, Range(2, TRAIN_STEPS)]}, {"steps": steps})
     times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
     kept = kept_signal()[times]
     before = torch.cat((kept.new_ones(1), kept[:-1]))

@@ -1,6 +1,7 @@
 """Students learn what their teacher computes: the base of alignment, and transfer, which trains on features."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, cast
 
@@ -38,7 +39,7 @@ def relative_errors(given: Tensor, expected: Tensor) -> Tensor:
     return difference.square().sum(1) / expected.square().sum(1).clamp_min(smallest)
 
 
-class StudentTask(Task):
+class StudentTask(Task, ABC):
     """Trains a student on images without labels; its loss is a relative error.
 
     A subclass has `lesson`, what the student learns from a teacher without weights.
@@ -76,13 +77,13 @@ class StudentTask(Task):
         )
 
     @property
+    @abstractmethod
     def names(self) -> list[str]:
         """What the rows of `errors` belong to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def errors(self, network: nn.Module, images: Tensor) -> Tensor:
         """The relative errors (names, batch) of images (batch, channels, height, width), with any weights."""
-        raise NotImplementedError
 
     def train(self, mode: bool = True) -> "StudentTask":
         """The teacher stays in evaluation mode."""

@@ -140,13 +140,11 @@ class NGram:
             raise ImportError(
                 "Language models are read by kenlm, which is not installed: pip install kenlm."
             ) from error
-        if not Path(path).is_file():
-            raise ValueError(f"There is no language model at {path}: give an .arpa file or one in KenLM's binary form.")
         try:
             self.model = kenlm.Model(str(path))
         except OSError as error:
             raise ValueError(
-                f"{path} is not a language model: give an .arpa file or one in KenLM's binary form."
+                f"{path} is missing or no language model: give an .arpa file or one in KenLM's binary form."
             ) from error
         self.new_state = kenlm.State
         start = kenlm.State()

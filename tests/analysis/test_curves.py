@@ -37,13 +37,3 @@ def test_a_panel_without_a_finite_value_is_left_out():
     rows = [{"epoch": 1, "train_loss": 1.0, "lr": 0.1, "box_ap": math.nan, "mask_ap": math.inf}]
     assert [axes.get_ylabel() for axes in training_curve(rows, Detection.measures).axes] == ["loss", "learning rate"]
     assert training_curve([{"epoch": 1, "train_loss": math.nan}], Detection.measures).axes == []
-
-
-def test_a_long_training_is_drawn_with_its_extremes():
-    rows = [{"epoch": epoch, "train_loss": float(epoch % 7), "lr": 1e-3} for epoch in range(1, 300_001)]
-    rows[123_456]["train_loss"], rows[234_567]["train_loss"] = 50.0, -50.0
-    loss, _ = training_curve(rows, Classification.measures).axes
-    x, y = loss.lines[0].get_data()
-    assert len(x) <= 2_002
-    assert (x[0], x[-1], max(y), min(y)) == (1, 300_000, 50.0, -50.0)
-    assert list(x) == sorted(x)

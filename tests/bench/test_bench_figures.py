@@ -1,8 +1,6 @@
 """Every picture is drawn from made-up rows."""
 
-import pytest
-
-from linvit.bench.page import cells, figures
+from linvit.bench.page import figures
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 
@@ -45,39 +43,3 @@ def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
     assert len(dashed) == 3
     assert all(handle.get_xdata()[-1] >= 4 * 10 for handle in dashed)
     assert all(text.get_fontsize() >= 10 for text in legend.get_texts())
-
-
-def test_accuracy_over_latency_at_the_smallest_size():
-    drawn = dict(figures(made_up("model")))
-    assert drawn.keys() == {"growth", "accuracy_batch1"}
-    (axes,) = drawn["accuracy_batch1"].axes
-    assert axes.get_xlabel() == "ms per batch (CPU time, 224 × 224 px, batch 1, 1 thread)"
-    assert {text.get_text() for text in axes.texts} == {"ravlt_tiny (LLSS)", "convnext_tiny"}
-
-
-def test_loss_curves():
-    report = Report("train", rows=[Row("a", "plain", "float32", 4, 1, "step", size=(32, 32), median_ms=1.0)])
-    report.findings["curves"] = {
-        "a": {
-            "plain": {"losses": [2.0, 1.0], "noise": 1e-6},
-            "bf16": {"losses": [2.01, 1.01], "noise": 1e-2},
-        }
-    }
-    ((name, figure),) = figures(report)
-    assert name == "loss_a"
-    assert len(figure.axes) == 2
-
-
-@pytest.mark.parametrize(
-    ("size", "variant", "shown"),
-    [
-        ((224, 224), "plain", "82.8"),
-        ((224, 224), "fused+bf16", "82.8"),
-        ((512, 512), "plain", "–"),
-        ((224, 224), "openvino+int8", "–"),
-    ],
-)
-def test_a_published_accuracy_is_that_of_its_own_size_and_kind_of_number(size, variant, shown):
-    row = Row("ravlt_tiny", variant, "float32", 1, 1, size=size, median_ms=1.0)
-    other = Row("ravlt_tiny", "plain", "float32", 1, 1, size=(224, 224), median_ms=1.0)
-    assert cells(Report("model", rows=[row, other]))[0]["published top-1, %"] == shown

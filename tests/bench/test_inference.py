@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from evidence.published import PUBLISHED
 from linvit import export
 from linvit.bench import networks, rows
 from linvit.bench.exactness import WrongResultError
@@ -14,7 +15,6 @@ from linvit.bench.networks import Case, create, images, randomised, variant_call
 from linvit.bench.options import PEERS, NetworkOptions
 from linvit.bench.rows import Progress, Report, Row
 from linvit.deploy.formats import opened
-from linvit.models.published import PUBLISHED
 
 NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),), "rounds": 1}
 

@@ -105,7 +105,7 @@ def test_a_network_trains_on_them_and_draws_through_the_decoder(latents, tmp_pat
 
 
 def test_what_is_missing_is_one_sentence(tmp_path, latents, capsys):
-    with pytest.raises(ValueError, match=r"no latents\.json in .*: set `root`"):
+    with pytest.raises(ValueError, match=r"latents\.json is missing or damaged: set `root`"):
         Latents(str(tmp_path))
     asked = ["data", "make-latents", str(latents[0]), str(tmp_path), "--vae", str(tmp_path / "none")]
     assert main(asked) == 2
@@ -148,5 +148,5 @@ def test_damaged_files_are_named(latents, tmp_path):
         Latents(str(folder)).train_set()
     about = json.loads((folder / "latents.json").read_text())
     (folder / "latents.json").write_text(json.dumps(about | {"scale": 0}))
-    with pytest.raises(ValueError, match=r"latents\.json is damaged"):
+    with pytest.raises(ValueError, match=r"latents\.json is missing or damaged"):
         Latents(str(folder))

@@ -3,7 +3,7 @@
 import pytest
 
 from evidence.dense_cost import TABLES, _backbone, _backbone_cost, count_dense_cost, dense_row
-from linvit.models.published import FLOPS, SIZE
+from evidence.published import FLOPS, SIZE
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).
 COUNTED = {

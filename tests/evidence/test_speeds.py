@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from evidence.bench.accuracy import family_colours
 from evidence.speeds import check_page, marks, redraw, report_on_page, write_page
-from linvit.bench.page import family_colours, figures, to_markdown
+from linvit.bench.page import figures, to_markdown
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 

@@ -7,9 +7,9 @@ import pytest
 
 from evidence import speeds
 from evidence import summaries as evidence
+from evidence.published import ROWS
 from evidence.rows import EVIDENCE
 from linvit.analysis.markdown import marks
-from linvit.models.published import ROWS
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "make summaries writes it again"

@@ -75,9 +75,3 @@ def test_a_layer_of_its_class_can_be_built_as_a_convolution():
     layer = PointwiseConv(6, 4, (1, 1), (1, 1), (0, 0), bias=False, dtype=torch.float64)
     assert layer.bias is None
     assert layer(torch.randn(1, 6, 5, 7, dtype=torch.float64)).shape == (1, 4, 5, 7)
-
-
-@pytest.mark.parametrize("other", [{"kernel_size": 3}, {"stride": 2}, {"padding": (0, 1)}, {"groups": 2}], ids=str)
-def test_other_convolutions_are_refused(other):
-    with pytest.raises(ValueError, match=r"expected a 1×1 convolution: use nn\.Conv2d"):
-        PointwiseConv(6, 4, **other)

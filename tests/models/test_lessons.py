@@ -78,9 +78,9 @@ def test_the_attention_for_scores_computes_what_the_present_attention_computes(n
 
 
 def test_scores_that_cannot_be_matched_are_one_sentence():
-    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn of the teacher does not see all tokens"):
+    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn of the teacher does not see all tokens, or"):
         lessons(linvit.linearize(teacher("Swin"), "mala"), teacher("Swin"), scores=True)
-    with pytest.raises(ValueError, match="has the scores of 32 heads, the teacher's of 2"):
+    with pytest.raises(ValueError, match="has another number of heads, so its scores"):
         lessons(linvit.linearize(teacher("ViT"), "hydra"), teacher("ViT"), scores=True)
 
 

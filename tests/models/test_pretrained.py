@@ -123,9 +123,9 @@ def test_features_from_a_headless_file(files, tmp_path):
             assert_close(one, other)
 
 
-def test_a_missing_file_of_the_user_stays_timms_error(hub, tmp_path):
+def test_a_missing_file_of_the_user_is_named(hub, tmp_path):
     overlay = {"file": str(tmp_path / "absent.pth")}
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"^ravlt_tiny: the weights .*absent\.pth are missing or damaged"):
         timm.create_model("ravlt_tiny", pretrained=True, pretrained_cfg_overlay=overlay)
 
 

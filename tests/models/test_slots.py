@@ -78,7 +78,7 @@ def test_hiera_keeps_the_blocks_that_pool():
     assert_close(swap_attention(copy.deepcopy(model), "softmax", "LLLL")(x), globally(x), rtol=1e-5, atol=1e-5)
     swapped = swap_attention(copy.deepcopy(model), "rala", "SLLS")
     assert [type(block.attn).__name__ for block in swapped.blocks] == [
-        *["MaskUnitAttention", "MaskUnitAttention", "UnrolledAttention", "MaskUnitAttention", "UnrolledAttention"],
+        *["MaskUnitAttention", "MaskUnitAttention", "FlatAttention", "MaskUnitAttention", "FlatAttention"],
         "MaskUnitAttention",
     ]
     assert swapped(x).isfinite().all()

@@ -157,7 +157,7 @@ def test_networks_with_weights_need_no_checkpoint(stand_ins, tmp_path, monkeypat
     assert "only care_nano.cifar10, mavit_nano.cifar10, ravlt_nano.cifar10 come with weights" in capsys.readouterr().err
     bundled_weights("mavit_nano.cifar10").unlink()
     assert main(["predict", "photo.png", "--model", "mavit_nano.cifar10"]) == 2
-    assert "mavit_nano.cifar10.safetensors does not exist" in capsys.readouterr().err
+    assert "mavit_nano.cifar10.safetensors are missing or damaged" in capsys.readouterr().err
 
 
 def test_the_demo_shows_networks_with_weights_on_photographs(stand_ins, tmp_path):

@@ -55,10 +55,10 @@ def test_what_is_no_language_model_is_named(tmp_path):
     pytest.importorskip("kenlm", reason="kenlm is not installed")
     from linvit.tasks.transcription import NGram
 
-    with pytest.raises(ValueError, match="There is no language model at"):
+    with pytest.raises(ValueError, match="is missing or no language model"):
         NGram(tmp_path / "nowhere.arpa")
     (tmp_path / "bad.arpa").write_text("no model")
-    with pytest.raises(ValueError, match=r"bad\.arpa is not a language model"):
+    with pytest.raises(ValueError, match=r"bad\.arpa is missing or no language model"):
         NGram(tmp_path / "bad.arpa")
 
 

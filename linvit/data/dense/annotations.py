@@ -5,7 +5,6 @@ Masks are polygons, or run lengths along the columns, plain or compressed to a s
 
 import dataclasses
 import math
-import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -16,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from PIL import Image
 
 from linvit.data.disk import read_json, stays_inside
 from linvit.errors import quoted
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
-MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # of an image that Pillow opens
+LONGEST_SIDE = 2**16  # pixels
 FARTHEST = 2  # times the longer side of the image; time and memory for a polygon grow with its size
 LARGEST_ID = 2**53  # exact in the COCO tools and every JSON reader
 Segmentation = dict[str, Any] | list[list[float]]
@@ -36,7 +34,7 @@ def is_id(value: Any) -> TypeGuard[int]:
 
 def is_number(value: Any) -> bool:
     """Whether it is a finite number that pixels can be counted with."""
-    return type(value) in (int, float) and abs(value) <= MOST_PIXELS  # NaN is not
+    return type(value) in (int, float) and abs(value) <= LONGEST_SIDE**2  # NaN is not
 
 
 class Field(NamedTuple):
@@ -47,7 +45,7 @@ class Field(NamedTuple):
 
 
 ID = Field(is_id, "a whole number")
-SIDE = Field(lambda value: is_id(value) and value > 0, "a whole number of 1 or more")
+SIDE = Field(lambda value: is_id(value) and 0 < value <= LONGEST_SIDE, f"a whole number from 1 to {LONGEST_SIDE:,}")
 NAME = Field(lambda value: isinstance(value, str), "text")
 FILE_NAME = Field(
     lambda value: isinstance(value, str) and stays_inside(value), "a path inside the folder of the images"
@@ -141,19 +139,11 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     """
     path = Path(path)
     content = read_lists(path, FIELDS)
-    for number, image in enumerate(content["images"]):
-        if image["height"] * image["width"] > MOST_PIXELS:
-            raise ValueError(
-                f"{path}: entry {number} of images has {image['height']}×{image['width']} px, expected {MOST_PIXELS:,}"
-                " pixels or fewer: correct it."
-            )
     return check_annotations(path, content, partial(read_json, path), needs_masks, class_names)
 
 
 def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[str, list[Any]]:
     """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
-    if not os.path.exists(path):
-        raise ValueError(f"The annotation file {path} does not exist: check the path.")
     content = read_json(path)
     for name, of_entry in fields.items():
         entries = content.get(name) if isinstance(content, dict) else None

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from linvit.data.dense.annotations import Annotations, Collected, box_around, to_runs
-from linvit.data.dense.objects import HeldOutObjects, images_by_name
-from linvit.data.disk import data_folder
-from linvit.data.images.image import CorruptImageError, opened, size_of
+from linvit.data.dense.objects import HeldOutObjects
+from linvit.data.disk import data_folder, files_by_name
+from linvit.data.images.image import SUFFIXES, CorruptImageError, opened, size_of
 from linvit.errors import SettingError
 
 SPLITS = ("train", "val")
@@ -67,7 +67,7 @@ def layout_of(folder: Path) -> tuple[str, str] | None:
     for images, maps in MAPS:
         if (folder / images).is_dir() and (folder / maps).is_dir():
             return images, maps
-    return ("", "") if any(len(images_by_name(place / IMAGES)) == 1 for place in _places(folder)) else None
+    return ("", "") if any(len(files_by_name(place / IMAGES, SUFFIXES, [])) == 1 for place in _places(folder)) else None
 
 
 def _places(folder: Path) -> list[Path]:
@@ -88,14 +88,14 @@ def find_masks(folder: Path) -> tuple[list[tuple[Path, Path | list[Path]]], list
     pairs: list[tuple[Path, Path | list[Path]]] = []
     if layout == ("", ""):
         for place in _places(folder):
-            images = images_by_name(place / IMAGES)
+            images = files_by_name(place / IMAGES, SUFFIXES, [])
             if len(images) == 1:
-                pairs.append((next(iter(images.values())), list(images_by_name(place / MASKS).values())))
+                pairs.append((next(iter(images.values())), list(files_by_name(place / MASKS, SUFFIXES, []).values())))
             else:
                 unusable.append(f"{place / IMAGES} has {len(images)} images, expected one: correct or remove it.")
         return pairs, unusable
-    maps = images_by_name(folder / layout[1])
-    for name, image in images_by_name(folder / layout[0]).items():
+    maps = files_by_name(folder / layout[1], SUFFIXES, unusable)
+    for name, image in files_by_name(folder / layout[0], SUFFIXES, unusable).items():
         file = next((maps[name + ending] for ending in ENDINGS if name + ending in maps), None)
         if file:
             pairs.append((image, file))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from torchvision.transforms import v2
 
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.disk import data_folder, read_lines, warn_or_raise
+from linvit.data.disk import data_folder, files_by_name, read_lines, warn_or_raise
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side, opened
 from linvit.data.source import Content, Contents, listed, untrained, untransformed
 from linvit.errors import SettingError, refuse
@@ -96,9 +97,9 @@ class MapSource(DenseSource):
             ]
         )
 
+    @abstractmethod
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
         """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair."""
-        raise NotImplementedError
 
     def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
         """The transformed images and maps of "train" or "val"."""
@@ -197,7 +198,7 @@ class LabelMaps(MapSource):
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
         folders = filter(None, (folders_of(root, name) for name in cls.splits))
-        maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
+        maps = [path for _, folder in folders for path in files_by_name(folder, (".png",), []).values()]
         labels: set[int] = set()
         for path in maps[:: max(1, len(maps) // PEEKED)]:
             with contextlib.suppress(CorruptImageError):
@@ -231,7 +232,20 @@ class LabelMaps(MapSource):
             raise ValueError(
                 f"The data folder {self.root} has no {split} images with maps: expected the folders {expected}."
             )
-        return pairs_in(*folders)
+        unpaired: list[str] = []
+        images, maps = (
+            files_by_name(folder, suffixes, unpaired)
+            for folder, suffixes in zip(folders, (SUFFIXES, (".png",)), strict=True)
+        )
+        pairs = [Pair(images[name], maps[name]) for name in images if name in maps]
+        if not pairs:
+            both = " and ".join(map(str, folders))
+            raise ValueError(f"{both} have no X.jpg and X.png in common: expected pairs of files.")
+        for name in images.keys() - maps.keys():
+            unpaired.append(f"{images[name]} has no map {folders[1] / name}.png: add or remove one.")
+        for name in maps.keys() - images.keys():
+            unpaired.append(f"{maps[name]} has no image in {folders[0]}: add or remove one.")
+        return pairs, sorted(unpaired)
 
 
 class Ade20k(LabelMaps):
@@ -358,36 +372,3 @@ def read_pixels(path: Path) -> tuple[str, np.ndarray]:
     with opened(path, "label map") as image:
         image.load()
         return image.mode, np.asarray(image)
-
-
-def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[str]]:
-    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair."""
-    unpaired: list[str] = []
-    images = _by_name(images_folder, SUFFIXES, unpaired)
-    maps = _by_name(maps_folder, (".png",), unpaired)
-    both = [Pair(images[name], maps[name]) for name in images if name in maps]
-    if not both:
-        raise ValueError(
-            f"{images_folder} and {maps_folder} have no X.jpg and X.png in common: expected pairs of files."
-        )
-    unpaired += [
-        f"{path} has no map {maps_folder / name}.png: add or remove one."
-        for name, path in images.items()
-        if name not in maps
-    ]
-    unpaired += [
-        f"{path} has no image in {images_folder}: add or remove one."
-        for name, path in maps.items()
-        if name not in images
-    ]
-    return both, unpaired
-
-
-def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> dict[str, Path]:
-    """The files with these endings by their names without ending; a second file of the same name is a complaint."""
-    files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        is_visible = path.suffix.lower() in suffixes and not path.name.startswith(".")
-        if is_visible and files.setdefault(path.stem, path) != path:
-            complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
-    return files

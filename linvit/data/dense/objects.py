@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from linvit.data.dense.annotations import Annotations, to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
 from linvit.data.dense.transforms import CROP_RANGE, CROP_SHORT_SIDES, RESIZINGS, SHORT_SIDES, detection_transform
 from linvit.data.disk import data_folder, warn_or_raise
-from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
+from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
 from linvit.data.source import Content, Contents, check_split, of_split, untrained, untransformed
 from linvit.errors import SettingError
@@ -85,13 +86,13 @@ class ObjectSource(DenseSource):
         self._read: dict[str, Annotations] = {}
         self.class_names = self.annotations(self.first_split(), class_names).class_names
 
+    @abstractmethod
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         """Reads and checks the annotations of "train" or "val"; class_names: the known classes, if any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def folder(self, split: str) -> Path:
         """The folder that the file names of a split's images are relative to."""
-        raise NotImplementedError
 
     def first_split(self) -> str:
         """The split whose annotations are read by the constructor: evaluation needs no other than "val"."""
@@ -279,9 +280,3 @@ def to_results(image_id: int, prediction: Mapping[str, Tensor], category_ids: Se
         for result, mask in zip(results, prediction["masks"].cpu().numpy(), strict=True):
             result["segmentation"] = to_runs(mask)
     return results
-
-
-def images_by_name(folder: Path) -> dict[str, Path]:
-    """The image files of a folder by their names without ending, sorted; hidden ones and folders are left out."""
-    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    return {path.stem: path for path in paths if not path.name.startswith(".")}

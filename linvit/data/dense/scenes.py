@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
@@ -16,8 +16,8 @@ from scipy.ndimage import binary_dilation, zoom
 
 from linvit.data.dense.annotations import box_around, to_counts, to_runs
 from linvit.data.dense.label_maps import ADE20K_SPLITS
-from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
+from linvit.ranges import Count, Range, Seed, check
 
 VERSION = 1  # increased when the scenes of a seed change
 CLASSES = 10
@@ -173,12 +173,7 @@ def _place(
 
 
 def _check(folder: Path, settings: dict[str, int]) -> None:
-    check_seed(settings["seed"])
-    if settings["size"] < 64 or min(settings["train"], settings["val"]) < 1:
-        raise ValueError(
-            f"There are {settings['train']} training and {settings['val']} validation scenes of {settings['size']} px,"
-            " expected one of each or more, and 64 px or more."
-        )
+    check({"seed": Seed, "size": Annotated[int, Range(64)], "train": Count, "val": Count}, settings)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected, is_number_in_text
-from linvit.data.dense.objects import HeldOutObjects, images_by_name
-from linvit.data.disk import check_regular, data_folder, files_below, read_lines, stays_inside
-from linvit.data.images.image import CorruptImageError, size_of
+from linvit.data.dense.objects import HeldOutObjects
+from linvit.data.disk import check_regular, data_folder, files_below, files_by_name, read_lines, stays_inside
+from linvit.data.images.image import SUFFIXES, CorruptImageError, size_of
 from linvit.errors import SettingError, quoted, refuse
 from linvit.files import reason_of
 
@@ -65,7 +65,7 @@ class Voc(HeldOutObjects):
         refuse(not classes and next(iter(faults), nothing))
         collected = Collected(classes)
         collected.unusable += damaged
-        images = images_by_name(self.folder(split))
+        images = files_by_name(self.folder(split), SUFFIXES, collected.unusable)
         for name in filter(documents.__contains__, names):
             path, image = files[name], images.get(name)
             if image is None:

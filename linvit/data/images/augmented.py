@@ -1,6 +1,7 @@
 """The base of sources that read image files of any size, crop them and augment them by timm's transforms."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -103,9 +104,9 @@ class AugmentedSource(Source):
             "interpolation": train_interpolation or interpolation,
         }
 
+    @abstractmethod
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         """The transformed images of "train" or "val"."""
-        raise NotImplementedError
 
     def contents(self, split: str) -> Contents:
         return Contents(self.images(split, untransformed), image_content)

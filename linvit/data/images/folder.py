@@ -70,12 +70,6 @@ class ImageFolder(AugmentedSource):
         if stray := sorted(name for name in stray if not name.startswith(".")):
             said = "%d image files next to the class folders of %s are not used: %s"
             logger.warning(said, len(stray), folder, listed(stray))
-        spellings: dict[str, list[str]] = {}
-        for name in self.class_names:
-            spellings.setdefault(name.casefold(), []).append(name)
-        for same in spellings.values():
-            if len(same) > 1:
-                logger.warning("These classes of %s differ only in case: %s", folder, listed(same))
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:

@@ -61,12 +61,6 @@ class Preprocessing:
     resize: Resize = "crop"
 
     def __post_init__(self) -> None:
-        if min(self.size) < SMALLEST:
-            height, width = self.size
-            raise SettingError(
-                f"The image size is {height}×{width} px, but these networks halve the image five times and need at"
-                f" least {SMALLEST}×{SMALLEST} px: set `size` to {SMALLEST} or more."
-            )
         if self.channels not in MODES:
             raise SettingError(
                 f"`channels` is {self.channels}, but image files have 1 (grey) or 3 (RGB): set it to 1 or 3."

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
-from linvit.data.source import is_held_out, listed, untrained
+from linvit.data.source import listed, share_of_name, untrained
 from linvit.errors import SettingError, refuse
 from linvit.files import user_path
 from linvit.ranges import Share
@@ -138,7 +138,7 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
         row = dict(zip(header, values, strict=False))
         name = row.get(FILE, "")
         file = Path(name).as_posix()
-        split = row.get(SPLIT, SPLITS[is_held_out(file, held_out)])
+        split = row.get(SPLIT, SPLITS[share_of_name(file) < held_out])
         wrong = next((column for column in columns if row.get(column) not in ("0", "1")), "")
         refuse(
             len(values) != len(header) and f"{where} has {len(values)} values, expected {len(header)}: correct it.",

@@ -50,8 +50,6 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     except ImportError as error:
         raise ImportError("Sound is read with soundfile: pip install 'linvit[train,speech]'.") from error
     source: bytes | IO[bytes] = os.fsencode(path) if content is None else io.BytesIO(content)
-    if content is None and not os.path.lexists(path):
-        raise CorruptAudioError(f"There is no sound file at {path}: check the path.")
     try:
         if content is None:
             check_regular(path)

@@ -49,7 +49,7 @@ class HuggingFaceSpeech(LibriSpeech):
 
     def __init__(
         self,
-        path: str | None = None,
+        path: str,
         configuration: str | None = None,
         train: Sequence[str] = ("train",),
         val: Sequence[str] = ("validation",),
@@ -58,8 +58,6 @@ class HuggingFaceSpeech(LibriSpeech):
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if path is None:
-            raise SettingError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         super().__init__(path, train, val, groups=1, **kwargs)
         self.arguments = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from linvit.data.disk import files_below, none_usable, read_lines
+from linvit.data.disk import data_folder, files_below, none_usable, read_lines
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.data.speech.audio import (
@@ -59,8 +59,6 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         number: number of subwords, including the blank.
     """
     words = {word for text in texts for word in text.split()}
-    if not words:
-        raise ValueError("The training transcripts have no words: check their files.")
     if units == "words":
         return [BLANK, *(START + word for word in sorted(words))], ""
     characters = sorted({START} | {character for word in words for character in word})
@@ -139,11 +137,7 @@ class Utterance:
 
 def find_utterances(folder: Path) -> list[Utterance]:
     """All utterances below a folder, in the order of the transcript files' paths and of their lines."""
-    if not folder.is_dir():
-        raise ValueError(
-            f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
-            " make_speech."
-        )
+    data_folder(folder, "one in LibriSpeech's layout, or create one with make_speech")
     utterances = []
     for listed in files_below(folder, (".txt",)):
         if listed.name.endswith(".trans.txt"):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.data.order import check_seed
 from linvit.data.speech.audio import resampled
-from linvit.errors import refuse
+from linvit.errors import SettingError
 from linvit.files import check_writable
+from linvit.ranges import Count, Seed, check
 
 RATE = 16_000
 DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
@@ -57,14 +57,11 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
         ValueError: if espeak-ng is not installed or fails, the folder is not empty, or a number is below 1.
         OSError: for a folder that cannot be written.
     """
-    check_seed(seed)
+    check({"seed": Seed, "train": Count, "val": Count}, {"seed": seed, "train": train, "val": val})
     program = espeak()
     target = Path(folder)
-    refuse(
-        (target.is_file() or (target.is_dir() and any(target.iterdir())))
-        and f"{target} is not an empty folder: choose a new one.",
-        min(train, val) < 1 and f"`train` is {train} and `val` is {val}, expected 1 or more each: set them higher.",
-    )
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise SettingError(f"{target} is not an empty folder: choose a new one.")
     check_writable(target)
     spoken = [
         _Spoken(target, split, number, seed)

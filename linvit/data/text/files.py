@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset, Subset
 
 from linvit.data.disk import check_regular, data_folder, files_below, is_hidden
-from linvit.data.source import Content, Contents, check_split, is_held_out
+from linvit.data.source import Content, Contents, check_split, share_of_name
 from linvit.data.text.source import CACHE, TextPreprocessing, TextSource, usable
 from linvit.data.text.tokens import Stream, join
 from linvit.environment import replica
@@ -146,7 +146,8 @@ def split_by_hash(root: Path, files: Sequence[Path], held_out: float, split: int
     seed = f"{split} " if split else ""
     splits: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
-        splits["val" if is_held_out(f"{seed}{path.relative_to(root).as_posix()}", held_out) else "train"].append(path)
+        is_held_out = share_of_name(f"{seed}{path.relative_to(root).as_posix()}") < held_out
+        splits["val" if is_held_out else "train"].append(path)
     return splits
 
 

@@ -25,8 +25,8 @@ class HuggingFaceText(TextSource):
 
     Args:
         path: Name on the Hugging Face hub, which is downloaded, or a local folder or kind of file.
-        configuration: Name of the configuration (subset), if there are several.
         tokenizer: "bytes", or the file or name of a Hugging Face tokenizer.
+        configuration: Name of the configuration (subset), if there are several.
         column: Column of the documents' text.
         train_split: Split to train on.
         val_split: Split to validate on; null for the first val_documents of the train split, which are not trained on.
@@ -39,14 +39,14 @@ class HuggingFaceText(TextSource):
         context, batch_size, keeps_apart, kwargs: See TextSource.
 
     Packed files are found by these arguments, not by the content of the data: delete them if the data have changed.
-    Raises ValueError without path or tokenizer, and for arguments that the library refuses.
+    Raises ValueError for arguments that the library refuses.
     """
 
     def __init__(
         self,
-        path: str | None = None,
+        path: str,
+        tokenizer: str,
         configuration: str | None = None,
-        tokenizer: str | None = None,
         column: str = "text",
         train_split: str = "train",
         val_split: str | None = None,
@@ -61,10 +61,6 @@ class HuggingFaceText(TextSource):
         keeps_apart: bool = False,
         **kwargs: Any,
     ) -> None:
-        if path is None:
-            raise SettingError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
-        if tokenizer is None:
-            raise SettingError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
         super().__init__(context, batch_size, tokenizer, keeps_apart=keeps_apart, **kwargs)
         if streaming and self.num_workers:
             raise SettingError(

@@ -3,6 +3,7 @@
 They need memory proportional to the number of pairs: a softmax cache grows with it, a fixed state does not.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -78,9 +79,9 @@ class RecallSource(Source):
     def num_classes(self) -> int:
         return self.vocabulary
 
+    @abstractmethod
     def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A sequence of tokens and its targets, IGNORED except for the answers; both int64 (tokens,)."""
-        raise NotImplementedError
 
     def train_set(self) -> Dataset[Any]:
         return GeneratedSequences(self, TRAINED, self.length)

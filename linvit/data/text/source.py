@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,13 +93,13 @@ class TextSource(Source):
             self._streams[split] = self.stream(split)
         return Rows(self._streams[split], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
 
+    @abstractmethod
     def identity(self, split: str) -> list[Any]:
         """What the documents of "train" or "val" depend on, as JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def texts(self, split: str) -> Iterable[bytes | str]:
         """The documents of "train" or "val" in UTF-8; a sentence for each that cannot be used."""
-        raise NotImplementedError
 
     def most_tokens(self, split: str) -> int | None:
         """Packing ends with the document that reaches this number; None for all."""

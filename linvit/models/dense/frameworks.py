@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from linvit.errors import SettingError
 from linvit.layers.checks import Device
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
-from linvit.ranges import Count, check, lookup, nearest
+from linvit.ranges import Count, check, check_keys, lookup
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
@@ -49,11 +48,7 @@ def build_dense(
     check(ARGUMENTS, {"heads": heads, "num_classes": num_classes, "device": device})
     build = lookup("framework", framework, FRAMEWORKS)
     takes = list(inspect.signature(build).parameters)[2:]
-    for name in heads or {}:
-        if name not in takes:
-            raise SettingError(
-                f"`heads` has the key {name!r}, expected some of {', '.join(takes)}.{nearest(name, takes)}"
-            )
+    check_keys("heads", heads or {}, takes)
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
         return build(body, num_classes, **heads or {})

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import batched_nms, nms
 
-from linvit.arguments import is_traced, kind
-from linvit.errors import SettingError
-from linvit.layers.checks import check_floats, check_whole_numbers, has_values
+from linvit.arguments import is_traced
+from linvit.errors import SettingError, quoted
+from linvit.layers.checks import check_floats, check_whole_numbers
 
 Target = Mapping[str, Tensor]
 
@@ -35,58 +35,34 @@ class CheckedInputs:
                 (n,), 0 … num_classes - 1; for a network with masks also masks (n, height, width), bool or uint8.
                 iscrowd (n,) marks crowds, which are not learned.
         """
-        network = cast(nn.Module, self)
         if not is_traced():
-            check_images(images)
-            if network.training:
-                check_targets(targets, images, self.num_classes, self.has_masks)
+            self._check(images, targets)
         return super().forward(images, targets)  # type: ignore[misc]
 
-
-def check_images(images: Sequence[Tensor]) -> None:
-    """Raises unless there are images, each a floating-point tensor (3, height, width)."""
-    if not isinstance(images, list | tuple | Tensor):
-        raise TypeError(f"`images` is {kind(images)}, expected a list of tensors: convert it")
-    if len(images) == 0:
-        raise SettingError("`images` is empty, expected one image or more")
-    for number, image in enumerate(images):
-        check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
-
-
-def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, masks: bool) -> None:
-    """Raises unless each image has a valid target."""
-    if not isinstance(targets, list | tuple):
-        raise TypeError(
-            f"`targets` is {kind(targets)}, expected a list of dicts in training mode: pass them, or call `eval()`"
-        )
-    if len(targets) != len(images):
-        raise SettingError(f"`targets` has {len(targets)} entries for {len(images)} images, expected one per image")
-    needed = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
-    for number, (target, image) in enumerate(zip(targets, images, strict=True)):
-        missing = [key for key in needed if not isinstance(target, Mapping) or key not in target]
-        if missing:
-            raise ValueError(
-                f"`targets[{number}]` has no {' and no '.join(missing)}, expected a dict of {', '.join(needed)}"
-            )
-        _check_objects(f"targets[{number}]", target, image, num_classes)
-
-
-def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
-    boxes = target["boxes"]
-    remedy = "pass left, top, right and bottom of each box"
-    check_floats(f"{name}['boxes']", boxes, ("objects", 4), remedy, cast="convert it to float32")
-    count = len(boxes)
-    check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
-    if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
-        raise SettingError(f"`{name}['boxes']` has a box without area or with NaN: correct or drop it")
-    height, width = image.shape[-2:]
-    for key, shape in (("masks", (count, height, width)), ("iscrowd", (count,))):
-        x = target.get(key)
-        if key in target and (not isinstance(x, Tensor) or tuple(x.shape) != shape):
-            got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is {kind(x)}"
-            raise SettingError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")
-    if "masks" in target and target["masks"].dtype not in (torch.bool, torch.uint8):
-        raise SettingError(f"`{name}['masks']` is {target['masks'].dtype}, expected bool or uint8: convert it")
+    def _check(self, images: Sequence[Tensor], targets: Sequence[Target] | None) -> None:
+        """Raises unless there are images and, in training, a target of each; torchvision refuses boxes without area."""
+        if not isinstance(images, list | tuple | Tensor) or len(images) == 0:
+            raise SettingError(f"`images` is {quoted(images)}, expected a list of one tensor or more: pass images")
+        for number, image in enumerate(images):
+            check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
+        if not cast(nn.Module, self).training:
+            return
+        if targets is None or len(targets) != len(images):
+            raise SettingError(f"`targets` is {quoted(targets)}, expected a dict for each of {len(images)} images")
+        needed = ("boxes", "labels", "masks") if self.has_masks else ("boxes", "labels")
+        for number, (target, image) in enumerate(zip(targets, images, strict=True)):
+            missing = [key for key in needed if not isinstance(target.get(key), Tensor)]
+            if missing:
+                raise SettingError(
+                    f"`targets[{number}]` has no {' and no '.join(missing)}, expected tensors {', '.join(needed)}"
+                )
+            remedy = "pass left, top, right and bottom of each box"
+            check_floats(f"targets[{number}]['boxes']", target["boxes"], ("objects", 4), remedy, cast="convert it")
+            count, given = len(target["boxes"]), target.get("masks")
+            check_whole_numbers(f"targets[{number}]['labels']", target["labels"], (count,), 0, self.num_classes - 1)
+            if given is not None and tuple(given.shape) != (count, *image.shape[-2:]):
+                wanted = (count, *image.shape[-2:])
+                raise SettingError(f"`targets[{number}]['masks']` has shape {tuple(given.shape)}, expected {wanted}")
 
 
 class ImageBatch(GeneralizedRCNNTransform):
@@ -98,8 +74,12 @@ class ImageBatch(GeneralizedRCNNTransform):
     def resize(
         self, image: Tensor, target: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Mapping[str, Tensor] | None]:
-        """The unchanged image, which the data has resized, and its target without crowds."""
-        return image, None if target is None else known_objects(target)
+        """The unchanged image, which the data has resized, and its target without crowds, which losses ignore."""
+        if target is None or "iscrowd" not in target:
+            return image, target
+        per_object = ("boxes", "labels", "masks", "area", "iscrowd")
+        single = ~target["iscrowd"].bool()
+        return image, {key: value[single] if key in per_object else value for key, value in target.items()}
 
     def postprocess(
         self,
@@ -118,15 +98,6 @@ def padded(images: Tensor) -> Tensor:
     """Images (batch, channels, height, width) padded as by ImageBatch."""
     bottom, right = ((side + 31) // 32 * 32 - side for side in images.shape[-2:])
     return F.pad(images, (0, right, 0, bottom))
-
-
-def known_objects(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The target without crowds, which the losses ignore."""
-    if "iscrowd" not in target:
-        return target
-    per_object = ("boxes", "labels", "masks", "area", "iscrowd")
-    single = ~target["iscrowd"].bool()
-    return {key: value[single] if key in per_object else value for key, value in target.items()}
 
 
 def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most: int) -> dict[str, Tensor]:

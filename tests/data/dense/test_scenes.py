@@ -72,7 +72,7 @@ def test_a_folder_with_anything_else_in_it_is_refused(scenes, tmp_path):
         list(make_scenes(tmp_path, 4, 3, 96, 0))
     with pytest.raises(ValueError, match=r"made with other settings \(version 1, train 4, val 3, size 96, seed 0\)"):
         list(make_scenes(scenes, 4, 3, 96, 1))
-    with pytest.raises(ValueError, match="0 training"):
+    with pytest.raises(ValueError, match="`train` is 0"):
         list(make_scenes(tmp_path / "none", 0, 3, 96, 0))
 
 

@@ -56,7 +56,7 @@ def test_labels_that_are_text_and_plain_text_without_packing(tmp_path):
     [
         ("piqa/tests.jsonl", b"{}\n", "has 0 files for the task piqa, expected one whose path names piqa"),
         ("piqa/valid.jsonl", b"{\n", r"valid.jsonl, line 1, is not JSON"),
-        ("piqa/valid.jsonl", b'{"goal": "a", "sol1": "b", "label": 0}\n', "item 1, has null as 'sol2', expected text"),
+        ("piqa/valid.jsonl", b'{"goal": "a", "sol1": "b", "label": 0}\n', "item 1, has no 'sol2': correct it"),
         ("piqa/valid.arrow", b"no table", "valid.arrow cannot be read as Arrow"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_stream_that_is_stopped_in_its_second_pass_and_stopped_again_goes_on_f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": None}, "`path` is missing: set it"),
+        ({"path": None}, "`path` is null, expected text"),
         ({"streaming": True, "epoch_rows": 1}, "so each process gets 1 rows per epoch, fewer than one batch of 2"),
         ({"column": "body"}, "has no column 'body': set `column` to one of text"),
     ],

@@ -1,4 +1,4 @@
-"""Names beside points: none covers a marker, a line or another name, and the same names get the same places."""
+"""Accuracy over time. Names beside points cover no marker, line or other name, and have the same places every time."""
 
 import itertools
 
@@ -7,8 +7,10 @@ import pytest
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from evidence.bench.accuracy import add_names, figures
 from linvit.analysis.figures import subplots
-from linvit.bench.page import add_names
+from linvit.bench.page import cells
+from linvit.bench.rows import Report, Row
 
 MARKER = 3.5  # points
 
@@ -53,3 +55,32 @@ def test_a_lone_name_stands_beside_its_point_without_a_line():
     point = axes.transData.transform((1.0, 2.0)) * 72 / figure.dpi
     assert box.x0 - point[0] == pytest.approx(7, abs=0.1)
     assert (box.y0 + box.y1) / 2 == pytest.approx(point[1], abs=0.1)
+
+
+def test_accuracy_over_latency_at_the_smallest_size():
+    rows = [
+        Row(name, variant, "float32", 1, 1, clock="cpu", median_ms=1.0, size=(side, side), pattern=pattern)
+        for name, pattern in (("ravlt_tiny", "LLSS"), ("convnext_tiny", None))
+        for variant in ("plain", "fused")
+        for side in (224, 448)
+    ]
+    drawn = dict(figures(Report("model", rows=rows)))
+    assert drawn.keys() == {"accuracy_batch1"}
+    (axes,) = drawn["accuracy_batch1"].axes
+    assert axes.get_xlabel() == "ms per batch (CPU time, 224 × 224 px, batch 1, 1 thread)"
+    assert {text.get_text() for text in axes.texts} == {"ravlt_tiny (LLSS)", "convnext_tiny"}
+
+
+@pytest.mark.parametrize(
+    ("size", "variant", "shown"),
+    [
+        ((224, 224), "plain", "82.8"),
+        ((224, 224), "fused+bf16", "82.8"),
+        ((512, 512), "plain", "–"),
+        ((224, 224), "openvino+int8", "–"),
+    ],
+)
+def test_a_published_accuracy_is_that_of_its_own_size_and_kind_of_number(size, variant, shown):
+    row = Row("ravlt_tiny", variant, "float32", 1, 1, size=size, median_ms=1.0)
+    other = Row("ravlt_tiny", "plain", "float32", 1, 1, size=(224, 224), median_ms=1.0)
+    assert cells(Report("model", rows=[row, other]))[0]["published top-1, %"] == shown

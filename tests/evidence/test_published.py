@@ -8,8 +8,8 @@ import pytest
 
 from evidence.claims import cited
 from evidence.dense_cost import TABLES, dense_row
+from evidence.published import PUBLISHED, ROWS, SIZE, TOP1
 from linvit.bundled import header, list_networks
-from linvit.models.published import PUBLISHED, ROWS, SIZE, TOP1
 
 ROOT = Path(__file__).parents[2]
 UNPUBLISHED = re.compile(r"(ravlt|mavit|care)_(nano|.*_linear)|(deit|swin)_.*_(mlla|polaformer|rala_mala)")
