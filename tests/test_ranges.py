@@ -21,7 +21,7 @@ CLASSES = {
     **{source.__name__: source for source in SOURCES.values()},
     **{kind.__name__: kind for kind in SETTINGS.values()},
 }
-OURS = {name: annotation for name, annotation in RANGES.items() if annotation is not declared(Trainer)[name]}
+OURS = {name: annotation for name, annotation in RANGES.items() if annotation is not declared(Trainer).get(name)}
 DECLARED = {name: declared(kind) for name, kind in CLASSES.items()} | {"Trainer": OURS, "Recipe": TOP}
 NUMBERS = (int, float)
 WITHOUT_RANGE: dict[str, str] = {}  # class.key: why
