@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
 from linvit.analysis.run_figures import write_training_curve
-from linvit.data.source import Source, listed
+from linvit.data.source import Source
 from linvit.environment import replica, using_threads
 from linvit.errors import SettingError, keys_of
 from linvit.files import LAST, reason_of, replacing, write_text
@@ -148,16 +148,8 @@ def train_recipe(
             _check_same_run(stored, recipe, target)
         elif values["init"]:
             start = start_weights(values["init"])
-            line = task.start_from(start)
-            names = recorded(str(start)).get("class_names", source.class_names)
-            if line.endswith(" included.") and list(names) != list(source.class_names):
-                line = f"{line.rpartition(', ')[0]}."  # without "classifier included"
-                logger.warning(
-                    "The classifier of %s is kept, although its classes are %s and those of the data %s.",
-                    values["init"],
-                    listed(names),
-                    listed(source.class_names),
-                )
+            names = recorded(str(start)).get("class_names")
+            line = task.start_from(start, False if names and list(names) != list(source.class_names) else None)
             if progress and first:
                 say(line)
         threads = values["trainer"]["threads"] or (stored or {}).get("trainer", {}).get("threads")

@@ -111,9 +111,9 @@ class Task(lightning.LightningModule, Checked):
         """The measure that chooses the best checkpoint: that of the moving average if there is one."""
         return AVERAGED + self.score if self.ema else self.score
 
-    def start_from(self, source: str | Path) -> str:
+    def start_from(self, source: str | Path, same_classes: bool | None = None) -> str:
         """Starts weights and moving average from a run or a file of weights, see `initialize`."""
-        line = initialize(self.network, source, copied=self.copied)
+        line = initialize(self.network, source, same_classes, self.copied)
         if self.ema:
             self.ema.set(self.network)
         return line
