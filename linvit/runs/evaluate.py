@@ -45,10 +45,10 @@ class Measures(Mapping[str, float]):
         return f"Measures({', '.join(f'{name}={value:.6g}' for name, value in self.items())})"
 
     def table(self) -> list[dict[str, str]]:
-        """One row per kind of weights, formatted for people."""
+        """One row per kind of weights, formatted for people; only two kinds are named."""
         words = {"raw": "raw", "ema": "moving average"}
         return [
-            {"weights": words[weights]}
+            ({"weights": words[weights]} if len(self.by_weights) > 1 else {})
             | {self.declared[name].heading: self.declared[name].cell(row[name]) for name in row}
             for weights, row in self.by_weights.items()
         ]

@@ -240,6 +240,9 @@ class Summary(Callback):
             f"folder {trainer.default_root_dir}",
         )
         logger.info("Training %s.", "; ".join(fact for fact in facts if fact))
+        if source.num_workers:
+            plural = "es" if source.num_workers > 1 else ""
+            logger.info("Starting %d process%s that read data.", source.num_workers, plural)
 
 
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:
