@@ -1,6 +1,7 @@
 """Puts what has been built into the wheel: the explorer, if `make explorer` has built it, and compiled CPU kernels.
 
-Kernels are compiled if LINVIT_PREBUILT=1 is set; without it the wheel works everywhere.
+Kernels are compiled if LINVIT_PREBUILT=1 is set; without it the wheel works everywhere. With LINVIT_RELEASE=1 a wheel
+without the explorer is refused.
 """
 
 import os
@@ -13,11 +14,18 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+EXPLORER = ("index.html", "networks/networks.json", "runtime/LICENSE", "runtime/ThirdPartyNotices.txt")
+
 
 class Built(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         explorer = Path(self.root) / "build" / "explorer"
-        if explorer.is_dir() and version != "editable":
+        missing = [name for name in EXPLORER if not (explorer / name).is_file()]
+        if missing and os.environ.get("LINVIT_RELEASE") == "1":
+            raise FileNotFoundError(
+                f"A released wheel has the explorer, but build/explorer lacks {missing[0]}: run `make explorer`."
+            )
+        if not missing and version != "editable":
             build_data["force_include"][str(explorer)] = "linvit/explorer/built"
         if os.environ.get("LINVIT_PREBUILT") == "1":
             self._compile(build_data)

@@ -20,6 +20,7 @@ from linvit.layers.operator import AttentionLayer
 
 NETWORKS = {"mavit_nano.cifar10": "MAViT, trained with MALA", "ravlt_nano.cifar10": "RAVLT, trained with RALA"}
 RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
+LICENCES = ("LICENSE", "ThirdPartyNotices.txt")  # of ONNX Runtime and what it is linked with; npm's package lacks them
 SIZE = (128, 128)
 
 
@@ -62,12 +63,16 @@ def build(folder: Path, packages: Path) -> None:
 
     Raises FileNotFoundError if a file of the runtime is missing.
     """
+    import onnxruntime  # for its licences
+
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(PAGE, temporary)
     (temporary / "runtime").mkdir()
     for name in RUNTIME:
         shutil.copy(packages / "onnxruntime-web" / "dist" / name, temporary / "runtime" / name)
+    for name in LICENCES:
+        shutil.copy(Path(onnxruntime.__file__).with_name(name), temporary / "runtime" / name)
     (temporary / "networks").mkdir()
     write_json(temporary / "networks" / "networks.json", [write_network(name, temporary) for name in NETWORKS])
     shutil.rmtree(folder, ignore_errors=True)

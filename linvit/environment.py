@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import forkserver
@@ -64,6 +66,17 @@ def share_rows(processes: int) -> None:
 def sharing() -> int:
     """How many processes share the rows of an image; 1 unless `share_rows` says otherwise."""
     return _rows
+
+
+@contextmanager
+def using_threads(number: int) -> Iterator[None]:
+    """Sets torch's number of threads, and restores it afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def replica() -> tuple[int, int]:

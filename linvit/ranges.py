@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -203,7 +203,11 @@ def nearest(name: object, names: Iterable[str]) -> str:
     names = list(names)
     last_parts = {key.rpartition(".")[2]: key for key in names}
     last_part = str(name).rpartition(".")[2]
-    matches = get_close_matches(str(name), names, n=1)
+    matches = get_close_matches(str(name), names)
+    if matches:  # of equally near ones, that which begins alike: for malla mala, not mlla
+        ratio = {match: SequenceMatcher(None, str(name), match).ratio() for match in matches}
+        alike = {match: sum(a == b for a, b in zip(match, str(name), strict=False)) for match in matches}
+        matches.sort(key=lambda match: (ratio[match], alike[match]), reverse=True)
     matches = matches or [last_parts[match] for match in get_close_matches(last_part, last_parts, n=1)]
     return f" Did you mean {matches[0]!r}?" if matches else ""
 

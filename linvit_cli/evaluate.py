@@ -55,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         show(json.dumps(measures.by_weights, default=str))
     else:
-        show_rows(measures.table(), title=str(evaluated.path))
+        rows = measures.table()
+        named = next(iter(rows[0])) in ("weights", "task")
+        show_rows(rows, left=int(named), title=str(evaluated.path))
     if options.report is not None:
         page = evaluated.report(options.report or None, measures, **settings, **decoding)
         complain(f"The report is {page}.")

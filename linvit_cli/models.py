@@ -9,7 +9,7 @@ from linvit.bundled import caption, list_networks
 from linvit_cli.streams import show, show_rows
 
 HELP = "List the models with size, cost and published accuracy."
-EXAMPLES = ("linvit models --family ravlt", "linvit models --task detection", "linvit models --recipes recipes/ravlt")
+EXAMPLES = ("linvit models --family ravlt", "linvit models --task detection", "linvit models --recipes demo ravlt")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -67,21 +67,21 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "backbone": ("backbone", str),
     "mechanism": ("mechanism", str),
     "pattern": ("pattern", str),
-    "input_size": ("px", lambda size: str(size[-1])),
     "vocabulary": ("vocabulary", "{:,}".format),
     "tokens": ("tokens", "{:,}".format),
-    "parameters": ("parameters", "{:,}".format),
+    "parameters": ("parameters", lambda value: f"{value / 1e6:.2f} M"),
     "more_parameters": ("parameters over base", "{:+,}".format),
     "macs": ("MACs", _giga),
     "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
-    "published_top1": ("top-1", "{} %".format),
+    "published_top1": ("published top-1", "{} %".format),
+    "weights": ("weights", str),
     "macs_attention": ("+ attention", _giga),
+    "input_size": ("px", lambda size: str(size[-1])),
     "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
     "ctc": ("with CTC", "{:,}".format),
     "transducer": ("as transducer", "{:,}".format),
-    "published_parameters": ("published M", str),
-    "published_macs": ("published G", str),
-    "weights": ("weights", str),
+    "published_parameters": ("published size", "{} M".format),
+    "published_macs": ("published FLOPs", "{} G".format),
     "published": ("published", str),
 }
-"""The heading of each key, and how its values are shown."""
+"""The heading of each key, and how its values are shown; a narrow terminal leaves the last ones out."""

@@ -3,10 +3,11 @@
 import argparse
 import shlex
 
+from linvit_cli.parser import whole
 from linvit_cli.streams import show
 
 HELP = "Write a recipe for your own folder of images."
-EXAMPLES = ("linvit new my.yaml --model mavit_tiny --data photos",)
+EXAMPLES = ("linvit new my.yaml --model mavit_nano --data photos",)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -16,16 +17,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "one folder per class, or train/ and val/ with a folder per class in each"
     command.add_argument("--data", required=True, metavar="FOLDER", help=text)
     text = (
-        "fine-tune these weights: a run, a checkpoint, a weight file, or weights that come with linvit, such as"
-        " mavit_nano.cifar10 (default: none, train from scratch)"
+        "weights to fine-tune: a run, a checkpoint or a weight file; none: train from scratch (default: those that come"
+        " with linvit for this network, if there are any)"
     )
     command.add_argument("--init", metavar="WEIGHTS", help=text)
+    text = "side of the images in pixels (default: as the weights or the images suggest)"
+    command.add_argument("--size", type=whole, metavar="PX", help=text)
+    text = "how often to go through the images (default: 20 from weights, 100 from scratch)"
+    command.add_argument("--epochs", type=whole, metavar="N", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.own_images import new_recipe
+    from linvit.runs.own_images import SHIPPED, new_recipe
 
-    written = new_recipe(options.path, options.model, options.data, options.init)
+    init = None if options.init == "none" else options.init or SHIPPED
+    written = new_recipe(options.path, options.model, options.data, init, size=options.size, epochs=options.epochs)
     show(f"{written.path}: {written.describe()}.")
     show(f"Train with: linvit train {shlex.quote(options.path)}")
     return 0

@@ -61,7 +61,8 @@ def add_processes(group: argparse._ArgumentGroup) -> None:
 
 def add_keep_memory(group: argparse._ArgumentGroup) -> None:
     text = (
-        "keep freed memory: faster with large tensors, but a larger process; Linux only (docs/use/fuse.md explains it)"
+        "keep freed memory: faster with large tensors, but a larger process; Linux only (the page Fusing of the"
+        " documentation explains it)"
     )
     group.add_argument("--keep-memory", action="store_true", help=text)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # all control characters but \t and \n
 BROKEN_PIPE = 128 + 13
 UNBOUND = 1000  # columns: no terminal, so nothing to wrap for
-LEAST_WORDS = 12  # a column of words is not wrapped below this width
+LEAST_WORDS, LEAST_WORDS_NARROW = 28, 12  # a column of words is not wrapped below these widths
+NARROW = 60  # columns
 FRAME = 3  # columns that each column's padding and line take
 
 
@@ -140,7 +141,11 @@ def show_rows(
     headings = list(dict.fromkeys(key for row in rows for key in row))
     cells = {heading: [printable(str(row.get(heading, "–"))) for row in rows] for heading in headings}
     full = sum(max(map(len, [heading, *cells[heading]])) + FRAME for heading in headings)
-    widths = {heading: _least_width(heading, cells[heading], number < left) for number, heading in enumerate(headings)}
+    least = LEAST_WORDS if console.width >= NARROW else LEAST_WORDS_NARROW
+    widths = {
+        heading: _least_width(heading, cells[heading], least if number < left else None)
+        for number, heading in enumerate(headings)
+    }
     shown = headings
     while full >= console.width and len(shown) > left + 1 and sum(widths[h] + FRAME for h in shown) >= console.width:
         shown = shown[:-1]
@@ -163,9 +168,10 @@ def show_rows(
         show(f"Not shown, because the terminal is too narrow: {hidden}. Widen it, or pipe the output to a file.")
 
 
-def _least_width(heading: str, cells: Sequence[str], words: bool) -> int:
-    if words:
-        return min(LEAST_WORDS, max(map(len, [heading, *cells])))
+def _least_width(heading: str, cells: Sequence[str], of_words: int | None) -> int:
+    """of_words: the width at which words are wrapped, None for a column of numbers."""
+    if of_words is not None:
+        return min(of_words, max(map(len, [heading, *cells])))
     return max(map(len, [*heading.split(), *cells]))
 
 

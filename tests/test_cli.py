@@ -190,7 +190,7 @@ def test_models_lists_every_registered_name(capsys):
 def test_models_prints_a_table(capsys):
     assert main(["models", "--family", "care"]) == 0
     shown = capsys.readouterr().out
-    assert "19,481,288" in shown
+    assert "19.48 M" in shown
     assert "1.918 G" in shown
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 
-from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected
+from linvit.ranges import Checked, OneOf, Range, allows, check, declared, expected, nearest
 from linvit.runs.recipe import SETTINGS, TOP, Recipe
 from linvit.runs.recipe_values import merge, parsed_override
 from linvit.runs.tasks import RUNS, SOURCES
@@ -21,7 +21,7 @@ CLASSES = {
     **{source.__name__: source for source in SOURCES.values()},
     **{kind.__name__: kind for kind in SETTINGS.values()},
 }
-OURS = {name: annotation for name, annotation in RANGES.items() if annotation is not declared(Trainer)[name]}
+OURS = {name: annotation for name, annotation in RANGES.items() if annotation is not declared(Trainer).get(name)}
 DECLARED = {name: declared(kind) for name, kind in CLASSES.items()} | {"Trainer": OURS, "Recipe": TOP}
 NUMBERS = (int, float)
 WITHOUT_RANGE: dict[str, str] = {}  # class.key: why
@@ -231,3 +231,8 @@ def test_recipes_name_the_key(override, sentence):
 def test_images_of_a_folder_that_is_not_read(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         SOURCES["imagefolder"]("nowhere", **options)
+
+
+def test_of_equally_near_names_the_one_that_begins_alike_is_offered():
+    assert nearest("malla", ["mlla", "rala", "mala"]) == " Did you mean 'mala'?"
+    assert nearest("xyz", ["mlla", "mala"]) == ""

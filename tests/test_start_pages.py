@@ -66,14 +66,14 @@ def test_the_tour_runs(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("short_trainings")
 def test_own_images_are_trained_on(tmp_path, monkeypatch):
-    """With a smaller model and a single epoch."""
+    """With a single epoch."""
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):
         Path("photos", name).mkdir(parents=True)
         for number in range(8):
             Image.effect_noise((32, 32), 60).save(f"photos/{name}/{number}.png")
     small = ('"my.yaml", folder', '"my.yaml", {"trainer.max_epochs": 1}, folder')
-    change = lambda code: code.replace("mavit_tiny", "mavit_nano").replace(*small)  # noqa: E731
+    change = lambda code: code.replace(*small)  # noqa: E731
     names = run_block("start/python.md", "new_recipe(", change)
     assert names["mine"].class_names == ["cat", "dog"]
 
@@ -112,3 +112,19 @@ def test_swapped_networks_run():
     assert names["logits"].shape == (1, 1000)
     assert names["both"].shape == (2, 1000)
     assert names["swin"].pattern == names["same"].pattern == "LLSS"
+
+
+def test_one_s_own_loop_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_block("use/own-loop.md", "autocast")["loss"].isfinite()
+    assert Path("checkpoint.pt").is_file()
+
+
+def test_attention_maps_and_the_network_instead_of_mamba():
+    attention_map = run_block("use/attention-maps.md", "attention_scores")["attention_map"]
+    assert attention_map.shape == (14, 14)
+    torch.testing.assert_close(attention_map.sum(), torch.tensor(1.0))
+    names = run_block("use/mamba.md", "swap_attention")
+    torch.testing.assert_close(
+        names["exported"].module()(torch.ones(1, 3, 448, 448)), names["vit"](torch.ones(1, 3, 448, 448))
+    )

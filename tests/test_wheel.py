@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+BUILT = ROOT / "build" / "explorer"
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
 SHORT += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
 PACKAGED = (".py", ".cpp", ".h", ".typed", ".json", ".yaml", ".safetensors", ".md", ".bib")
@@ -60,6 +61,10 @@ def test_the_wheel_holds_everything(wheel):
     recipes = {f"linvit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.yaml")}
     assert {name for name in names if name.startswith("linvit/recipes/")} == recipes
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    built = {
+        f"linvit/explorer/built/{path.relative_to(BUILT).as_posix()}" for path in BUILT.rglob("*") if path.is_file()
+    }
+    assert built <= names
     weights = [info for info in zipfile.ZipFile(wheel).infolist() if info.filename.endswith(".safetensors")]
     assert sum(info.file_size for info in weights) < 4e6
     assert not [name for name in names if "test" in name or "__pycache__" in name]
@@ -109,3 +114,9 @@ def test_the_demo_finds_its_recipes_and_the_evidence_stays_out(installed, tmp_pa
         "print(len(list((bundled_folder() / 'demo').glob('*_nano_digits.yaml'))), find_spec('evidence'))"
     )
     assert installed("python", "-c", code, cwd=tmp_path) == "4 None\n"
+
+
+@pytest.mark.skipif(not (BUILT / "runtime" / "LICENSE").is_file(), reason="`make explorer` has not built it here")
+def test_the_explorer_is_installed_too(installed, tmp_path):
+    assert "index.html" in installed("linvit", "explore", "--write", "page", cwd=tmp_path)
+    assert (tmp_path / "page" / "runtime" / "ThirdPartyNotices.txt").is_file()

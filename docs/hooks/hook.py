@@ -30,6 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links to files outside docs/, for readers on GitHub, lead to their copies here."""
     folder = posixpath.dirname(page.file.src_uri)
+    if folder == "use":
+        page.meta.setdefault("search", {"boost": 4})  # before the log and the changelog, which name everything
 
     def copy(match: re.Match[str]) -> str:
         place = FROM_THE_ROOT.get(match[1], match[1].replace(".ipynb", ".md"))

@@ -1,5 +1,6 @@
 """A classifier's predictions, image by image, and their figures, readable for two classes and for a thousand."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, style, subpl
 BINS = 15
 SHOWN = 20  # classes at either end
 LONGEST = 24  # characters of a class name
+COLUMNS, WRONG = 6, "#a4001d"  # of a grid of images, and the colour of a wrong prediction
 CONFUSED, WRITTEN = 30, 16  # most classes of a confusion matrix, and most with written numbers
 
 
@@ -142,6 +144,24 @@ def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[in
         row[0].text(0, 0.5, words, va="center", fontsize=SMALL)
         for axes, index in zip(row[1:], pair.indices, strict=False):
             axes.imshow(image(index), cmap="gray", vmin=0, vmax=1)
+    return figure
+
+
+def predicted_images(answers: Answers, places: Sequence[int], image: Callable[[int], Tensor]) -> Figure:
+    """The images at these places with what they are taken for; `image(index)` as in `confused_images`."""
+    rows = math.ceil(len(places) / COLUMNS)
+    figure = Figure(figsize=(WIDTH, 1.75 * rows), layout="constrained")
+    grid = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
+    for axes in grid:
+        axes.axis("off")
+    for axes, place in zip(grid, places, strict=False):
+        true, answered = (
+            _short(answers.class_names[int(chosen[place])]) for chosen in (answers.targets, answers.predictions)
+        )
+        right = bool(answers.right[place])
+        words = f"{answered} {100 * answers.confidences[place]:.0f} %" + ("" if right else f"\nnot {true}")
+        axes.set_title(words, fontsize=SMALL, color="black" if right else WRONG)
+        axes.imshow(image(int(answers.indices[place])), cmap="gray", vmin=0, vmax=1)
     return figure
 
 

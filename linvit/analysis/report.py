@@ -62,8 +62,8 @@ def figure_image(figure: Figure, description: str) -> str:
 
 
 def svg_image(image: str, description: str) -> str:
-    """An SVG image, given as text, as an embedded image."""
-    return _image(image.encode(errors="backslashreplace"), "svg+xml", description)
+    """An SVG image, given as text, as an embedded image; in dark mode it is dark, unless it contains pixels."""
+    return _image(image.encode(errors="backslashreplace"), "svg+xml", description, drawn="<image" not in image)
 
 
 def pixel_image(pixels: Tensor, description: str) -> str:
@@ -73,9 +73,10 @@ def pixel_image(pixels: Tensor, description: str) -> str:
     return _image(buffer.getvalue(), "jpeg", description)
 
 
-def _image(content: bytes, kind: str, description: str) -> str:
+def _image(content: bytes, kind: str, description: str, drawn: bool = False) -> str:
     data = base64.b64encode(content).decode()
-    return f'<div class="scrolls"><img alt="{html.escape(description)}" src="data:image/{kind};base64,{data}"></div>'
+    words = f'{"class=drawn " * drawn}alt="{html.escape(description)}"'
+    return f'<div class="scrolls"><img {words} src="data:image/{kind};base64,{data}"></div>'
 
 
 def paragraph(text: str) -> str:

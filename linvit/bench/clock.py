@@ -153,17 +153,6 @@ def interleave(
 
 
 @contextmanager
-def using_threads(number: int) -> Iterator[None]:
-    """Sets torch's number of threads, and restores it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def exact_float32() -> Iterator[None]:
     """Turns TF32 off, in which GPUs multiply float32 by default in convolutions, and restores it afterwards.
 

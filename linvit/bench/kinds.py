@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from linvit.bench import inference, machine, operators, training
-from linvit.bench.clock import exact_float32, using_threads
+from linvit.bench.clock import exact_float32
 from linvit.bench.options import NetworkOptions, OperatorOptions, Options, TrainingOptions
 from linvit.bench.rows import Progress, Report
+from linvit.environment import using_threads
 from linvit.ranges import check_names, lookup
 
 

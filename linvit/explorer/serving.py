@@ -29,8 +29,8 @@ def built_folder() -> Path:
         if (folder / "index.html").is_file():
             return folder
     raise FileNotFoundError(
-        "The explorer has not been built here: run `make explorer` in a clone of linvit, which needs npm, or install a"
-        " wheel that was built after it."
+        "The explorer is not in this installation: install a released wheel, which has it, or run `make explorer` in a"
+        " clone of linvit, which needs npm."
     )
 
 

@@ -1,10 +1,13 @@
 """Evaluation: whether data fit a network, and the task's measures over all held-out samples."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
+from safetensors import SafetensorError, safe_open
 from timm.layers import PatchEmbed
 from torch import nn
 
@@ -12,6 +15,7 @@ from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source, listed
 from linvit.errors import SettingError, refuse
 from linvit.files import read_checkpoint, weights_file
+from linvit.ranges import allows
 from linvit.runs.progress import bars, quiet_lightning
 from linvit.runs.trained import Trained
 from linvit.tasks.measures import AVERAGED, Measure
@@ -41,10 +45,10 @@ class Measures(Mapping[str, float]):
         return f"Measures({', '.join(f'{name}={value:.6g}' for name, value in self.items())})"
 
     def table(self) -> list[dict[str, str]]:
-        """One row per kind of weights, formatted for people."""
+        """One row per kind of weights, formatted for people; only two kinds are named."""
         words = {"raw": "raw", "ema": "moving average"}
         return [
-            {"weights": words[weights]}
+            ({"weights": words[weights]} if len(self.by_weights) > 1 else {})
             | {self.declared[name].heading: self.declared[name].cell(row[name]) for name in row}
             for weights, row in self.by_weights.items()
         ]
@@ -135,11 +139,25 @@ def check_size(network: nn.Module, source: Source, owner: str) -> None:
 
 
 def recorded(weights: str) -> Mapping[str, Any]:
-    """What a run's checkpoint says about its data; nothing for other files of weights."""
+    """What a run's checkpoint, or the file of weights that linvit wrote, says about its data; nothing for others."""
     path = weights_file(weights)
+    if path.suffix == ".safetensors" and path.is_file():
+        return _header(path)
     content = read_checkpoint(path) if path.is_file() else {}
     stored = content.get("linvit")
     return stored if isinstance(stored, Mapping) else {}
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    """The class names and preprocessing in the header of a .safetensors file, see `weight_file.header`."""
+    kinds = {"class_names": list[str], "preprocessing": dict[str, Any]}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        about = {key: json.loads(metadata[key]) for key in kinds if key in metadata}
+    except (SafetensorError, ValueError, OSError):  # the weights are refused, or are not ours
+        return {}
+    return {key: value for key, value in about.items() if allows(kinds[key], value)}
 
 
 def check_teacher(weights: str, source: Source) -> None:

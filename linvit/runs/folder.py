@@ -162,6 +162,7 @@ class StopSafely(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.requested = False
+        self._process = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -200,6 +201,8 @@ class StopSafely(Callback):
         return trainer.strategy.reduce_boolean_decision(self.requested, all=False)
 
     def _request(self, signum: int, frame: Any) -> None:
+        if os.getpid() != self._process:  # one that reads data, which ends with this one
+            return
         self.requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logger.warning("Stopping after this batch; press Ctrl-C again to stop at once.")

@@ -87,7 +87,8 @@ def _named_model(model: str, checkpoint: str | Path | None, framework: str | Non
         come = f"only {', '.join(names)} come" if names else "no network comes"
         raise SettingError(
             f"`model` needs `checkpoint`, its file of weights: {come} with weights, and none are downloaded here."
-            " Give the authors' file or one saved from timm (docs/use/timm.md), or a run of `linvit train`."
+            " Give the authors' file or one saved from timm (the page From timm of the documentation), or a run of"
+            " `linvit train`."
         )
     if framework is not None:
         return _from_dense_weights(framework, model, user_path(checkpoint))

@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +17,15 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder, Survey, survey
 from linvit.data.images.image import SMALLEST
 from linvit.data.source import fitting_workers
-from linvit.environment import memory
+from linvit.environment import memory, using_threads
 from linvit.errors import keys_of, refuse
-from linvit.files import check_writable, read_checkpoint, user_path, weights_file, write_text
-from linvit.models.by_name import check_model, create_classifier, start_weights
-from linvit.ranges import Filled, check
+from linvit.files import check_writable, user_path, write_text
+from linvit.models.by_name import bundled_names, check_model, create_classifier, start_weights
+from linvit.ranges import Count, Filled, Range, check
+from linvit.runs.evaluate import recorded
+from linvit.runs.recipe import Recipe
+from linvit.runs.recipe_values import read_recipe
+from linvit.runs.threads import fastest, measured
 from linvit.tasks.initialization import initialize
 
 STEP = 32  # pixels: these networks halve an image five times
@@ -28,7 +34,16 @@ LARGEST_BATCH = {"cuda": 128, "cpu": 32}
 STEPS_PER_EPOCH, FEWEST_IMAGES = 4, 8
 MOST_WORKERS, FEW_IMAGES = 8, 500
 CORRUPT_SHARE = 0.01
-ARGUMENTS = {"path": Path, "model": str, "data": Annotated[Path, Filled()], "init": Path | None}
+ARGUMENTS = {
+    "path": Path,
+    "model": str,
+    "data": Annotated[Path, Filled()],
+    "init": Path | None,
+    "size": Annotated[int, Range(SMALLEST)] | None,
+    "epochs": Count | None,
+}
+SHIPPED = "shipped"
+WORK = 3e9  # multiply-accumulates of the images that time a step
 SHOWN_CLASSES = 10
 
 logger = logging.getLogger(__name__)
@@ -36,36 +51,71 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """A new recipe: its file, a survey of the images, and the size and batch chosen for them."""
+    """A new recipe: its file, a survey of the images, what was chosen for them, and seconds of an epoch on this CPU.
+
+    init: the weights to start from, None for random ones. seconds: None where a GPU would train.
+    """
 
     path: Path
     images: Survey
     size: int
     batch_size: int
+    epochs: int
+    init: str | None
+    seconds: float | None
 
     def describe(self) -> str:
-        """Images, size and batch in one line."""
+        """Images, size, batch, start and time in one line."""
         counts = self.images.counts
-        return (
+        start = f"from {self.init}" if self.init else "from random weights"
+        words = (
             f"{len(counts)} classes, {sum(counts.values()):,} images to train on, {self.images.held_out:,} held out;"
-            f" {self.size}×{self.size} px, {self.batch_size} images per batch"
+            f" {self.size}×{self.size} px, {self.batch_size} images per batch; {self.epochs} epochs {start}"
+        )
+        if self.seconds is None:
+            return words
+        whole = self.seconds * self.epochs
+        return (
+            f"{words}; an epoch takes about {_duration(self.seconds)} on this machine, all of them {_duration(whole)}"
         )
 
 
-def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path | None = None) -> NewRecipe:
+def _duration(seconds: float) -> str:
+    for unit, length in {"h": 3600, "min": 60}.items():
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{max(1, seconds):.0f} s"
+
+
+def new_recipe(
+    path: str | Path,
+    model: str,
+    data: str | Path,
+    init: str | Path | None = SHIPPED,
+    *,
+    size: int | None = None,
+    epochs: int | None = None,
+) -> NewRecipe:
     """Writes a commented recipe that trains a classifier on a folder of images; `train(path)` runs it.
+
+    Without a GPU a step is timed, which takes some seconds.
 
     Args:
         path: the new .yaml file.
         model: a classifier that timm knows, ours included.
         data: a folder of class folders, some of whose images are then held out, or one with train/ and val/.
         init: weights to fine-tune: a run's folder, a checkpoint, a .pth or .safetensors file of this model, or the
-            name of weights that come with linvit, such as mavit_nano.cifar10.
+            name of weights that come with linvit, such as mavit_nano.cifar10; "shipped" for those of this model, if it
+            has any; None for random weights.
+        size: side of the images in pixels, by default as the weights or the images suggest.
+        epochs: by default 20 from weights, 100 without.
     """
-    check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init})
+    check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init, "size": size, "epochs": epochs})
     path, root = user_path(path), Path(_absolute(data))
     refuse(path.exists() and f"{path} exists already: choose another name, or remove that file.")
     check_model(model)
+    if init == SHIPPED:
+        init = next((name for name in bundled_names() if name.partition(".")[0] == model), None)
     weights = None if init is None else start_weights(init)
     config = timm.get_pretrained_cfg(model if weights == init else str(init))
     with keys_of("", (), root="`data`"):
@@ -78,39 +128,56 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     )
     assert config is not None
     if images.unreadable:
-        logger.warning(
-            "%d of the %d sampled images cannot be read: %s",
-            len(images.unreadable),
-            images.sampled,
-            images.unreadable[0],
-        )
+        facts = len(images.unreadable), images.sampled, images.unreadable[0]
+        logger.warning("%d of the %d sampled images cannot be read: %s", *facts)
     start = None
     if weights is not None:
         initialize(create_classifier({"name": model}, len(images.counts), 3), weights)  # refuses those that do not fit
-        start = read_checkpoint(weights_file(weights)).get("linvit", {}).get("preprocessing", {})
-    inputs = _inputs(images, config.to_dict(), start)
+        start = recorded(str(weights)).get("preprocessing", {})
+    inputs = _inputs(images, config.to_dict(), start, size)
     network = create_classifier({"name": model, "device": "meta"}, len(images.counts), 3)
     cost = count_cost(network, (3, inputs["size"], inputs["size"]))
     batch_size = _batch_size(cost, count)
-    text = _text(model, root, init, images, inputs, batch_size)
+    training = FROM_SCRATCH if init is None else FINE_TUNING if weights == init else SHIPPED_TUNING
+    epochs = epochs or int(training["epochs"])
+    text = _text(model, root, init, images, inputs, batch_size, {**training, "epochs": epochs})
     check_writable(path.parent)
     write_text(path, text)
-    return NewRecipe(path, images, inputs["size"], batch_size)
+    seconds = None if torch.cuda.is_available() else _epoch(path, cost, count)
+    return NewRecipe(path, images, inputs["size"], batch_size, epochs, None if init is None else str(init), seconds)
+
+
+def _epoch(path: Path, cost: Cost, count: int) -> float:
+    """Seconds of an epoch of the recipe on this CPU, from some images that are read and a step with them."""
+    batch = max(2, min(read_recipe(path)["data"]["batch_size"], int(WORK / (3 * (cost.macs + cost.macs_attention)))))
+    overrides = {"data.batch_size": min(batch, count), "data.num_workers": 0}
+    task, source = Recipe(read_recipe(path, overrides)).build()
+    start = time.perf_counter()
+    images = next(iter(source.train_dataloader()))
+    reading = time.perf_counter() - start
+    with using_threads(torch.get_num_threads()):
+        seconds = measured(partial(task.rehearse, images), torch.get_num_threads())
+    computing = seconds[fastest(seconds)]
+    workers = read_recipe(path)["data"]["num_workers"]
+    return count / len(images[1]) * (max(computing, reading / workers) if workers else computing + reading)
 
 
 def _absolute(path: str | Path) -> str:
     return os.path.abspath(user_path(path))
 
 
-def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
-    """Size and preparation of the images: as for the weights to start from, otherwise as the images suggest."""
+def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None, given: int | None) -> dict[str, Any]:
+    """Size and preparation of the images: as for the weights to start from, otherwise as the images suggest.
+
+    given: the size, if the user gives one.
+    """
     default_size = config["input_size"][-1]
     if start is not None:
-        size = start.get("size", (default_size, default_size))[0]
+        size = given or start.get("size", (default_size, default_size))[0]
         values = {key: start.get(key, config[key]) for key in ("mean", "std", "interpolation", "crop_pct")}
         return {"size": size, **values}
     fitting = max(SMALLEST, math.ceil(images.side / STEP) * STEP)
-    size = default_size if config.get("fixed_input_size") else min(default_size, fitting)
+    size = given or (default_size if config.get("fixed_input_size") else min(default_size, fitting))
     crop_pct = config["crop_pct"] if images.side > size else 1.0
     return {
         "size": size,
@@ -143,7 +210,13 @@ def _yaml(value: Any) -> str:
 
 
 def _text(
-    model: str, root: Path, init: str | Path | None, images: Survey, inputs: dict[str, Any], batch_size: int
+    model: str,
+    root: Path,
+    init: str | Path | None,
+    images: Survey,
+    inputs: dict[str, Any],
+    batch_size: int,
+    training: dict[str, Any],
 ) -> str:
     count = sum(images.counts.values())
     counts = [f"{_yaml(name)} {number}" for name, number in list(images.counts.items())[:SHOWN_CLASSES]]
@@ -156,9 +229,7 @@ def _text(
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
-        "init": "init: null  # or what to start from"
-        if init is None
-        else f"init: {_yaml(_absolute(init) if start_weights(init) == init else str(init))}  #",
+        "init": "null" if init is None else _yaml(_absolute(init) if start_weights(init) == init else str(init)),
         "classes": f"{len(images.counts)} classes, images to train on: {', '.join(counts)}{more}",
         "count": f"{count:,}",
         "held_out": f"{images.held_out:,}",
@@ -171,12 +242,12 @@ def _text(
         "max_corrupt": math.ceil(unreadable * count),
         "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
         "precision": precision,
-        **(FINE_TUNING if tuned else FROM_SCRATCH),
+        **training,
     }
     return TEMPLATE.format(**values)
 
 
-FROM_SCRATCH = {
+FROM_SCRATCH: dict[str, Any] = {
     "what": "from random weights",
     "lr": "1.0e-3",
     "min_lr": "1.0e-5",
@@ -185,7 +256,7 @@ FROM_SCRATCH = {
     "crop": "[0.2, 1.0]",
     "erasing": 0.25,
 }
-FINE_TUNING = {
+FINE_TUNING: dict[str, Any] = {
     "what": "from trained weights",
     "lr": "1.0e-4",
     "min_lr": "1.0e-6",
@@ -194,13 +265,14 @@ FINE_TUNING = {
     "crop": "[0.35, 1.0]",
     "erasing": 0,
 }
+SHIPPED_TUNING = {**FINE_TUNING, "lr": "1.0e-3"}  # small networks learn little at a lower one
 TEMPLATE = """\
 # A classifier for a folder of images, {what}; written by `linvit new`, every value may be changed
 # {classes}
 # {count} images to train on, {held_out} held out; {sampled} measured: shorter side {side} px (median), {measured}
 seed: 0
 model: {{name: {model}}}
-{init}: a run's folder, a checkpoint or a file of weights
+init: {init}  # what to start from: a run's folder, a checkpoint or a file of weights
 task: {{name: classification, label_smoothing: 0.1, channels_last: true}}
 optimizer: {{name: adamw, lr: {lr}, weight_decay: 0.05}}  # a lower lr if the loss jumps
 schedule: {{warmup_epochs: {warmup}, min_lr: {min_lr}}}

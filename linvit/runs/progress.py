@@ -13,7 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import ProgressColumn, track
+from rich.progress import Task as Progressed
+from rich.text import Text
 
 from linvit.tasks.task import Task
 
@@ -58,8 +60,20 @@ def quiet_lightning() -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
 
 
+class Speed(ProgressColumn):
+    """Steps per second, or seconds per step where that is more than one."""
+
+    def render(self, task: Progressed) -> Text:
+        if not task.speed:
+            return Text("")
+        return Text(f"{task.speed:.2f} step/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/step")
+
+
 class Bar(RichProgressBar):
     """Lightning's bar, with the loss and the task's score under its heading."""
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        return [*super().configure_columns(trainer)[:-1], Speed()]
 
     def _get_train_description(self, current_epoch: int) -> str:
         """Counts epochs from 1, as the lines of a pipe and metrics.csv do."""
@@ -72,9 +86,9 @@ class Bar(RichProgressBar):
         for key, value in super().get_metrics(trainer, pl_module).items():
             name = key.removeprefix("val/")
             if key == "train/loss_step":
-                metrics["loss"] = value
+                metrics["train loss"] = value
             elif name in measures:
-                metrics[measures[name].heading] = measures[name].cell(float(cast(float, value)))
+                metrics[f"val {measures[name].heading}"] = measures[name].cell(float(cast(float, value)))
         return metrics
 
 

@@ -173,6 +173,7 @@ class Recipe:
 
         ours = [logger] if isinstance(logger, Logger) and settings["logger"] is not False else []
         settings |= {"callbacks": [*named("callbacks"), *callbacks], "plugins": [*named("plugins"), *plugins]}
+        del settings["threads"]
         settings["logger"] = [*ours, *named("logger")] or False
         with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**settings)

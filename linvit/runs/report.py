@@ -1,6 +1,6 @@
 """The report on a run: its page, and the sections on a classifier's answers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from linvit.runs.trained import Trained
 Section = tuple[str, Sequence[str]]
 """A heading of a report and the HTML parts below it, see linvit.analysis.report."""
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
+GRID = 24  # images
 MATRIX_CLASSES = 30  # a confusion matrix of more is not readable
 
 
@@ -46,6 +47,7 @@ def answer_sections(run: Trained, source: Source) -> list[Section]:
     """Accuracies, confused classes and calibration of a classifier on the held-out images."""
     answers = answers_of(run, source)
     return [
+        ("Predictions", _predictions(answers, source)),
         ("Accuracy per class", _accuracies(answers)),
         ("Precision, recall and F1 per class", _per_class(answers)),
         ("Most confused classes", _confused(answers, source)),
@@ -87,6 +89,23 @@ def answers_of(run: Trained, source: Source) -> Answers:
         raise ValueError("The data contains no readable image: choose other data.")
     indices, targets, predictions, confidences = (torch.cat(column) for column in zip(*batches, strict=True))
     return Answers(indices, targets, predictions, confidences, source.class_names)
+
+
+def _predictions(answers: Answers, source: Source) -> Sequence[str]:
+    """Evenly chosen images with their predictions."""
+    number = len(answers.targets)
+    places = [step * number // min(number, GRID) for step in range(min(number, GRID))]
+    figure = figures.predicted_images(answers, places, _shower(source))
+    words = (
+        f"{len(places)} of the {number:,} held-out images, evenly chosen, with the predicted class and its confidence."
+    )
+    return [paragraph(words), figure_image(figure, "held-out images with their predictions")]
+
+
+def _shower(source: Source) -> Callable[[int], Tensor]:
+    """From the index of a held-out image to the pixels that are shown."""
+    dataset = source.val_set()
+    return lambda index: source.preprocessing.displayed(dataset[index][0])
 
 
 def _accuracies(answers: Answers) -> Sequence[str]:
@@ -137,10 +156,7 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
         }
         for pair in pairs
     ]
-    dataset = source.val_set()
-    figure = figures.confused_images(
-        answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
-    )
+    figure = figures.confused_images(answers, pairs[:PAIRS_WITH_IMAGES], _shower(source))
     words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table shows the most frequent pairs."
     confident = paragraph("Their most confident mistakes:")
     return [paragraph(words), table(rows), confident, figure_image(figure, "misclassified images")]

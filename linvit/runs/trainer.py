@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,7 @@ RANGES: Mapping[str, Any] = {
     "plugins": Objects | None,
     "profiler": Annotated[str, OneOf(("simple", "advanced", "pytorch", "xla"))] | Object | None,
     "strategy": Annotated[str, OneOf(("auto", *StrategyRegistry.available_strategies()))] | Object,
+    "threads": Count | None,  # not Lightning's, see linvit.runs.threads
     # set by linvit
     "default_root_dir": None,
     "model_registry": None,
@@ -118,6 +120,7 @@ PARAMETERS = {
     name: p.replace(annotation=RANGES[name], default=TRAINER.get(name, p.default))
     for name, p in arguments(Trainer).items()
 }
+PARAMETERS["threads"] = Parameter("threads", Parameter.KEYWORD_ONLY, annotation=RANGES["threads"], default=None)
 
 
 @contextmanager

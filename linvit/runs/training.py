@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -16,8 +17,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
 from linvit.analysis.run_figures import write_training_curve
-from linvit.data.source import Source, listed
-from linvit.environment import replica
+from linvit.data.source import Source
+from linvit.environment import replica, using_threads
 from linvit.errors import SettingError, keys_of
 from linvit.files import LAST, reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
@@ -41,6 +42,7 @@ from linvit.runs.recipe_values import Overrides, dump_yaml, publishable, read_re
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT, read_resumable
+from linvit.runs.threads import ChoosesThreads
 from linvit.runs.trainer import lightning_refusals
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -146,24 +148,17 @@ def train_recipe(
             _check_same_run(stored, recipe, target)
         elif values["init"]:
             start = start_weights(values["init"])
-            line = task.start_from(start)
-            names = recorded(str(start)).get("class_names", source.class_names)
-            if line.endswith(" included.") and list(names) != list(source.class_names):
-                line = f"{line.rpartition(', ')[0]}."  # without "classifier included"
-                logger.warning(
-                    "The classifier of %s is kept, although its classes are %s and those of the data %s.",
-                    values["init"],
-                    listed(names),
-                    listed(source.class_names),
-                )
+            names = recorded(str(start)).get("class_names")
+            line = task.start_from(start, False if names and list(names) != list(source.class_names) else None)
             if progress and first:
                 say(line)
-        trainer = _trainer(recipe, source, target, progress, callbacks)
-        if first:
-            write_text(target / RECIPE, dump_yaml(values))
-            environment.append(target / ENVIRONMENT, environment.describe(trainer.num_devices, trainer.world_size))
-            _tell_loggers(trainer.loggers[1:], values)
-        _fit(trainer, task, source, last, last if stored else None)
+        threads = values["trainer"]["threads"] or (stored or {}).get("trainer", {}).get("threads")
+        with using_threads(threads or torch.get_num_threads()):
+            trainer = _trainer(recipe, source, target, progress, callbacks)
+            if first:
+                _tell_loggers(trainer.loggers[1:], values)
+                _record(recipe, target, trainer, measure=not (threads or stored))
+            _fit(trainer, task, source, last, last if stored else None)
     return target
 
 
@@ -192,6 +187,22 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         enable_progress_bar=bool(progress_bars),
         enable_model_summary=False,
     )
+
+
+def _record(recipe: Recipe, folder: Path, trainer: Trainer, measure: bool) -> None:
+    """Writes recipe and environment: now, or once the number of threads of one process on a CPU has been measured."""
+
+    def write(number: int | None) -> None:
+        recipe.values["trainer"]["threads"] = number  # in the checkpoints too
+        write_text(folder / RECIPE, dump_yaml(recipe.resolved()))
+        environment.append(folder / ENVIRONMENT, environment.describe(trainer.num_devices, trainer.world_size))
+
+    if trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu":
+        write(recipe.values["trainer"]["threads"])
+    elif measure and torch.get_num_threads() > 1:
+        trainer.callbacks.append(ChoosesThreads(write))  # type: ignore[attr-defined]
+    else:
+        write(torch.get_num_threads())
 
 
 def _tell_loggers(loggers: Sequence[Logger], values: Mapping[str, Any]) -> None:
@@ -229,6 +240,9 @@ class Summary(Callback):
             f"folder {trainer.default_root_dir}",
         )
         logger.info("Training %s.", "; ".join(fact for fact in facts if fact))
+        if source.num_workers:
+            plural = "es" if source.num_workers > 1 else ""
+            logger.info("Starting %d process%s that read data.", source.num_workers, plural)
 
 
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplots, write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
-from linvit.bench.clock import Timing, clock_for, interleave, using_threads
+from linvit.bench.clock import Timing, clock_for, interleave
 from linvit.bench.machine import check_device, describe, sentence
 from linvit.bench.options import Device, Threads
+from linvit.environment import using_threads
 from linvit.errors import SettingError
 from linvit.files import user_path, write_json, write_text
 from linvit.layers.operator import Lesson

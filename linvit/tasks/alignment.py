@@ -80,10 +80,10 @@ class Alignment(StudentTask):
         self.network.eval()
         return self
 
-    def start_from(self, source: str | Path) -> str:
+    def start_from(self, source: str | Path, same_classes: bool | None = None) -> str:
         """As in Task; raises ValueError for weights of another teacher's student."""
         before = {name: tensor.clone() for name, tensor in self.original.state_dict().items()}
-        line = super().start_from(source)
+        line = super().start_from(source, same_classes)
         changed = [name for name, tensor in self.original.state_dict().items() if not tensor.equal(before[name])]
         if changed:
             raise SettingError(

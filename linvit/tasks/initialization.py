@@ -21,7 +21,7 @@ ALL, ATTENTION, FEED_FORWARD, NOTHING = "all", "attention", "feed_forward", "not
 COPIED = (ALL, ATTENTION, FEED_FORWARD, NOTHING)
 
 
-def initialize(network: nn.Module, source: str | Path, same_classes: bool = False, copied: str = ALL) -> str:
+def initialize(network: nn.Module, source: str | Path, same_classes: bool | None = None, copied: str = ALL) -> str:
     """Copies weights from source into network, except layers for other classes; returns a line that describes it.
 
     A linearized network (with an `origin`) also starts from the weights of the network that it was made from.
@@ -31,7 +31,8 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
             complete weights, or those of its backbone alone, such as a classifier's.
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average if it has one), or a
             .pth or .safetensors file of weights, the authors' included.
-        same_classes: Refuse a classifier with other classes instead of leaving it out.
+        same_classes: True refuses a classifier for another number of classes, False leaves every classifier out; None
+            leaves out one for another number.
         copied: Which weights a linearized network gets: "all", "attention" (those of all attention layers: projections,
             norms and gates), "feed_forward" (all others) or "nothing". The rest keep their initial values.
 
@@ -56,7 +57,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         line = initialize(teacher, source, same_classes)
         copy_weights(network, origin.student(teacher).state_dict(), copied)
         return line
-    left_out = [] if same_classes else _left_out(network, target, weights)
+    left_out = [] if same_classes else _left_out(network, target, weights, same_classes is None)
     fitting = {key: value for key, value in weights.items() if key not in left_out}
     faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, fitting)]
     faults += [key for key in fitting if key not in target]
@@ -183,11 +184,14 @@ def _recorded_model(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return recorded if isinstance(recorded, Mapping) else None
 
 
-def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain."""
+def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor], keep: bool) -> list[str]:
+    """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain.
+
+    keep: whether a classifier for as many classes is one for the same classes.
+    """
     if not hasattr(network, "backbone_prefix"):
         shared = [key for key in _classifier_keys(network) if key in target]
-        return [key for key in shared if key not in weights or weights[key].shape != target[key].shape]
+        return [key for key in shared if not keep or key not in weights or weights[key].shape != target[key].shape]
     heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
     pairs = {key: (target[key].shape, weights[key].shape) for key in heads if key in weights}
     # class layers differ only in the number of outputs
@@ -206,7 +210,8 @@ def _beside(
     if hasattr(network, "backbone_prefix"):
         return f" without the layers for other classes, such as {left_out[0]}"
     before, after = len(weights[left_out[0]]), len(target[left_out[0]])
-    return f" without its classifier, which has {before} classes instead of {after}"
+    others = "is for other classes" if before == after else f"has {before} classes instead of {after}"
+    return f" without its classifier, which {others}"
 
 
 def _classifier_keys(network: nn.Module) -> list[str]:

@@ -57,11 +57,11 @@ def column(name: str) -> str:
 
 
 def line(row: Mapping[str, float], epochs: int | None, headline: tuple[str, ...], measures: Measured) -> str:
-    """`epoch 2/30: loss 0.1234, top-1 91.24 % (moving average 91.50 %), 2.1 s` of a row of metrics.csv."""
-    shown = [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}"]
+    """`epoch 2/30: train loss 0.1234, val top-1 91.24 % (moving average 91.50 %), 2.1 s` of a row of metrics.csv."""
+    shown = [f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"]
     for name in headline:
         raw, average = (measures[name].cell(row[key]) if key in row else None for key in (name, AVERAGED + name))
         if raw or average:
             both = f"{raw} (moving average {average})" if raw and average else raw or f"{average} (moving average)"
-            shown.append(f"{measures[name].heading} {both}")
+            shown.append(f"val {measures[name].heading} {both}")
     return ", ".join([*shown, f"{row['seconds']:.1f} s"])

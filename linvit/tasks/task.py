@@ -96,6 +96,7 @@ class Task(lightning.LightningModule, Checked):
         self.schedule.check_peak(self.optimizer)
         self.copied = copied
         self.seed = seed
+        self.rehearsing = False
         # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
         self.train_loss = MeanMetric()
         self.train_loss.persistent(True)
@@ -110,9 +111,9 @@ class Task(lightning.LightningModule, Checked):
         """The measure that chooses the best checkpoint: that of the moving average if there is one."""
         return AVERAGED + self.score if self.ema else self.score
 
-    def start_from(self, source: str | Path) -> str:
+    def start_from(self, source: str | Path, same_classes: bool | None = None) -> str:
         """Starts weights and moving average from a run or a file of weights, see `initialize`."""
-        line = initialize(self.network, source, copied=self.copied)
+        line = initialize(self.network, source, same_classes, self.copied)
         if self.ema:
             self.ema.set(self.network)
         return line
@@ -145,6 +146,8 @@ class Task(lightning.LightningModule, Checked):
 
     def learn(self, loss: Tensor, num_images: int) -> Tensor:
         """Logs the loss and returns it; raises FloatingPointError if it is not finite."""
+        if self.rehearsing:
+            return loss
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss became {loss.item()} at step {self.global_step}, so training stopped; the checkpoints before"
@@ -154,6 +157,18 @@ class Task(lightning.LightningModule, Checked):
         self.train_loss.update(loss.detach(), weight=num_images)
         self.log("train/loss_step", loss.detach(), prog_bar=True, batch_size=num_images)
         return loss
+
+    def rehearse(self, batch: Any) -> None:
+        """Computes the gradients of a batch and forgets them: weights, statistics and measures stay as they are."""
+        before = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        self.rehearsing = True
+        try:
+            cast(Tensor, self.training_step(batch, 0)).backward()
+        finally:
+            self.rehearsing = False
+            self.zero_grad()
+            for buffer, kept in before:
+                buffer.copy_(kept)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch.testing import assert_close
 
-from evidence.explorer import NETWORKS, RUNTIME, build, on_pixels
+from evidence.explorer import LICENCES, NETWORKS, RUNTIME, build, on_pixels
 from linvit.analysis.probe import probe
 from linvit.explorer.serving import PACKAGE, PAGE
 from linvit.models.pyramid import SIZES
@@ -49,7 +49,8 @@ def test_a_build_holds_the_page_its_networks_and_the_runtime(tmp_path):
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     networks = {f"networks/{name}.onnx" for name in NETWORKS} | {"networks/networks.json"}
     page = {path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*") if path.is_file()}
-    assert names == page | networks | {f"runtime/{name}" for name in RUNTIME}
+    assert names == page | networks | {f"runtime/{name}" for name in (*RUNTIME, *LICENCES)}
+    assert "MIT License" in (folder / "runtime" / "LICENSE").read_text()
     assert sum((folder / name).stat().st_size for name in names if not name.startswith("runtime/")) < 5e6
     for facts in json.loads((folder / "networks" / "networks.json").read_text()):
         session = onnxruntime.InferenceSession(folder / "networks" / facts["file"])

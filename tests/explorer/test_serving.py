@@ -127,7 +127,7 @@ def test_without_a_build_one_sentence_says_what_to_do(tmp_path, monkeypatch, cap
     assert main(["explore", "--write", str(tmp_path / "site")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
-    assert first.startswith("linvit: The explorer has not been built here: run `make explorer` in a clone")
+    assert first.startswith("linvit: The explorer is not in this installation: install a released wheel")
     assert not (tmp_path / "site").exists()
 
 

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from golden_networks import NAMES, golden, released_state_dict
+from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch.testing import assert_close
 
@@ -144,3 +145,22 @@ def test_require_fit_leaves_adapted_modules_out():
 def test_out_indices_that_feature_info_would_misname_are_refused(indices):
     with pytest.raises(ValueError, match="`out_indices` is"):
         timm.create_model("care_nano", features_only=True, out_indices=indices)
+
+
+def test_without_a_network_nothing_is_tried_again(monkeypatch, tmp_path):
+    def unknown(*_):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("linvit.models.pretrained.getproxies", dict)
+    monkeypatch.setattr("linvit.models.pretrained.socket.getaddrinfo", unknown)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    seen = []
+    monkeypatch.setattr(
+        "linvit.models.pretrained.build_model_with_cfg",
+        lambda *_, **__: seen.append(constants.HF_HUB_OFFLINE) or unknown(),
+    )
+    with pytest.raises(RuntimeError, match=r"RAVLT_T\.pth could not be downloaded"):
+        timm.create_model("ravlt_tiny", pretrained=True)
+    assert seen == [True]
+    assert constants.HF_HUB_OFFLINE is False

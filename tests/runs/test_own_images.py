@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from linvit.runs import load_run, new_recipe, own_images, train
 from linvit.runs.own_images import GIB, _batch_size
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
+from linvit.runs.training import train_folder
 
 SHORT = [
     "trainer.max_epochs=1",
@@ -25,15 +27,19 @@ def photos(tmp_path):
 
 
 def test_the_recipe_trains_and_is_fine_tuned(photos, tmp_path):
-    written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
-    assert written.describe() == "2 classes, 16 images to train on, 4 held out; 32×32 px, 4 images per batch"
+    written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos, None, epochs=3)
+    words, _, time = written.describe().rpartition("; an epoch takes about ")
+    assert words == (
+        "2 classes, 16 images to train on, 4 held out; 32×32 px, 4 images per batch; 3 epochs from random weights"
+    )
+    assert re.fullmatch(r"\d+ s on this machine, all of them \d+ s", time)
     run = train(written.path, SHORT, folder=tmp_path / "run")
     assert run.evaluate()["images"] == 4
     tuned = new_recipe(tmp_path / "tuned.yaml", "ravlt_nano", photos, init=run.folder)
     before, after = (Recipe(read_recipe(path)).resolved() for path in (written.path, tuned.path))
     assert after["init"] == str(run.folder)
     assert after["optimizer"]["lr"] < before["optimizer"]["lr"]
-    assert after["trainer"]["max_epochs"] < before["trainer"]["max_epochs"]
+    assert (before["trainer"]["max_epochs"], after["trainer"]["max_epochs"]) == (3, 20)
     assert after["data"]["mean"] == before["data"]["mean"]  # those of the run that it starts from
     train(tuned.path, SHORT, folder=tmp_path / "tuned")
 
@@ -50,15 +56,23 @@ def test_foreign_weights_keep_the_mean_of_their_training(photos, tmp_path):
 
 
 def test_weights_that_come_with_linvit_are_fine_tuned_by_name(photos, tmp_path):
-    new_recipe(tmp_path / "mine.yaml", "mavit_nano", photos, init="mavit_nano.cifar10")
+    assert new_recipe(tmp_path / "mine.yaml", "mavit_nano", photos).init == "mavit_nano.cifar10"
     written = read_recipe(tmp_path / "mine.yaml")
     assert (written["init"], written["data"]["mean"][0]) == ("mavit_nano.cifar10", 0.4914), "as for CIFAR-10"
-    run = train(tmp_path / "mine.yaml", [*SHORT, "optimizer.lr=1e-6"], folder=tmp_path / "run")
+    run = train(tmp_path / "mine.yaml", [*SHORT, "optimizer.lr=2e-6"], folder=tmp_path / "run")
     runs = run, load_run(model="mavit_nano.cifar10")
     tuned, original = (each.network.state_dict()["stem.0.weight"] for each in runs)
     torch.testing.assert_close(tuned, original, rtol=1e-3, atol=1e-5)
     with pytest.raises(FileNotFoundError, match=r"mavit_tiny.cifar10 does not exist"):
         new_recipe(tmp_path / "other.yaml", "mavit_tiny", photos, init="mavit_tiny.cifar10")
+
+
+def test_a_size_that_is_given_is_kept_and_weights_for_other_classes_lose_their_classifier(tmp_path, capsys):
+    ten = write_classes(tmp_path / "ten", {f"class{number}": 4 for number in range(10)})
+    written = new_recipe(tmp_path / "mine.yaml", "care_nano", ten, size=64)
+    assert (written.size, read_recipe(written.path)["data"]["size"]) == (64, 64)
+    train_folder(written.path, SHORT, folder=tmp_path / "run", progress=True)
+    assert "without its classifier, which is for other classes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import io
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from linvit.runs import progress
-from linvit.runs.progress import tracked
+from linvit.runs.progress import Speed, tracked
 
 
 @pytest.mark.parametrize(("items", "said"), [([1, 2, 3], "2 of 3"), (iter((1, 2, 3)), "2")])
@@ -31,3 +32,8 @@ def test_a_description_is_shown_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     assert list(tracked([1], "a [/b] c")) == [1]
     assert "a [/b] c" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("speed", "words"), [(None, ""), (4.0, "4.00 step/s"), (0.04, "25.0 s/step")])
+def test_slow_steps_are_shown_in_seconds(speed, words):
+    assert str(Speed().render(SimpleNamespace(speed=speed))) == words

@@ -1,3 +1,4 @@
+import os
 import random
 import shutil
 import signal
@@ -161,7 +162,8 @@ def test_weights_that_are_nan_are_not_saved(tmp_path):
 
 def start(recipe, *more):
     command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, **piped, start_new_session=True)
 
 
 @pytest.mark.slow
@@ -174,16 +176,20 @@ def start(recipe, *more):
     ],
 )
 def test_a_signal_to_a_real_process_saves_its_run(straight, tmp_path, signal_):
-    recipe = write_recipe(tmp_path)
+    recipe = write_recipe(tmp_path, data={"num_workers": 2})
     process = start(recipe)
     for line in process.stdout:
         if line.startswith("epoch 1/4"):
-            process.send_signal(signal_)
+            if signal_ == signal.SIGTERM:
+                process.send_signal(signal_)
+            else:
+                os.killpg(process.pid, signal_)  # as a terminal does, to the processes that read data too
             break
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 130, rest
     assert "train again with --resume to continue" in rest
     assert "Stopped and saved" in rest
+    assert rest.count("Stopping after this batch") == 1
     assert "Traceback" not in rest
     assert differing(train_folder(recipe, resume=True), straight) == []
 

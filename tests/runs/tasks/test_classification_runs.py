@@ -36,11 +36,12 @@ def photos(tmp_path):
 def test_report_is_one_file_with_every_section(run, tmp_path):
     page = run.report(tmp_path / "report.html").read_text()
     per_class = ("Accuracy per class", "Precision, recall and F1 per class")
-    for heading in ("Measures", "Training", *per_class, "Most confused classes", "Calibration"):
+    for heading in ("Measures", "Training", "Predictions", *per_class, "Most confused classes", "Calibration"):
         assert f"<h2>{heading}</h2>" in page
     assert "Expected calibration error" in page
     assert '<meta name="viewport"' in page
-    assert len(re.findall("<img ", page)) == 5
+    assert len(re.findall("<img ", page)) == 6
+    assert len(re.findall("<img class=drawn ", page)) == 3, "those without pixels are dark in dark mode"
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
     assert "10 classes, 32×32 px" in page
     assert "judg" not in page
