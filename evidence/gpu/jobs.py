@@ -49,6 +49,13 @@ QUEUE = (
     Job(
         "softmax", 2, "operators:short_softmax", "softmax attention of few tokens that rotates in its kernel, or before"
     ),
+    Job(
+        "depthwise",
+        8,
+        "depthwise:cases",
+        "depthwise convolutions in our kernels, by torch or by inductor",
+        processes=16,
+    ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )

@@ -1,5 +1,6 @@
 """Compiles linvit's kernels to machine code for a GPU, without one: Triton brings the compiler and the assembler."""
 
+import math
 import re
 import subprocess
 import tempfile
@@ -14,12 +15,19 @@ from unittest.mock import patch
 import torch
 import triton
 
-from linvit.kernels import launch
+from linvit.bench.depthwise import WORKS, operands
+from linvit.kernels import depthwise_launch, launch
 from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 PROCESSORS = 132  # of an H100 and of an H200
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]+)(.*)")
 SHORT = (49, 196)  # tokens of softmax attention, in the last stages of pyramids at 224 px
+CONVOLUTIONS = {
+    "LePE and gate": (WORKS["LePE and gate"], 64, 56),
+    "feed-forward": (WORKS["feed-forward"], 224, 56),
+    "strips and local groups": (WORKS["strips and local groups"], 24, 28),
+}
+"""Work, channels of a group and height of a map."""
 PRESETS = {"rala": (True, "divide"), "mala": (False, "magnitude"), "linear": (False, "divide")}
 
 
@@ -29,7 +37,8 @@ class Code(NamedTuple):
     Attributes:
         registers: per thread.
         spilled: bytes of registers in memory, per thread.
-        barriers, instructions: of the main loop, these for 64 tokens and by all warps.
+        barriers, instructions: of the main loop, these for 64 tokens and by all warps; of depthwise convolutions those
+            of a thread for each of its outputs.
     """
 
     registers: int
@@ -71,8 +80,10 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
         counts["read" if cache_hit else "compiled"] += 1
 
     machine = patch.multiple(launch, _stages={}, processors=lambda device: PROCESSORS)
+    convolutions = patch.object(depthwise_launch, "processors", lambda device: PROCESSORS)
     driver = patch.object(triton.runtime.driver, "_active", NoGPU(capability))
-    with triton.knobs.compilation.scope(), machine, driver, patch.object(triton.JITFunction, "run", compile_alone):
+    compiler = patch.object(triton.JITFunction, "run", compile_alone)
+    with triton.knobs.compilation.scope(), machine, convolutions, driver, compiler:
         triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
         yield counts
 
@@ -85,7 +96,8 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
         binary = compile_alone(kernel, *args, **options)
         name = f"{preset} {kernel.__name__}"
         if "ROWS" in options:
-            by_name[name + " again" * (name in by_name)] = _code(binary, options["ROWS"])
+            work = 64 * binary.metadata.num_warps / options["ROWS"]
+            by_name[name + " again" * (name in by_name)] = _code(binary, ("HGMMA", "HMMA"), work)
         return binary
 
     with compiling(capability):
@@ -105,6 +117,38 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
     return by_name
 
 
+def depthwise_codes(capability: int, backward: bool = True) -> dict[str, Code]:
+    """The same of depthwise convolutions of 64 images in bfloat16, as in stages of our networks at 224 px.
+
+    Without gradients only those of one size, because several take longest to compile.
+    """
+    by_name: dict[str, Code] = {}
+
+    def note(kernel: Any, *args: Any, name: str, **options: Any) -> Any:
+        binary = compile_alone(kernel, *args, **options)
+        of = "weights" if "TAPS" in options else "input" if options["FLIP"] else "gate"
+        step = "forward" if of == "gate" and args[3] is None else f"backward to {of}"
+        columns = options["NEAR"] * options["COLUMNS"] * options["CHANNELS"]
+        by_name[f"{name} {step}"] = _code(binary, ("FFMA",), 32 * options["num_warps"] / columns)
+        return binary
+
+    with compiling(capability):
+        compile_alone = triton.JITFunction.run
+        for name, (work, channels, side) in CONVOLUTIONS.items():
+            if not backward and len(work.kernels) > 1:
+                continue
+            given = operands(work, (64, channels, side, side), "meta")
+            x, y, gate, weights, biases, grad = given.to(torch.bfloat16)
+            groups, around = [*map(len, work.kernels)], depthwise_launch.Around(y, gate, work.gelu, work.residual)
+            with patch.object(triton.JITFunction, "run", partialmethod(note, name=name)):
+                depthwise_launch.depthwise_forward(x, weights, biases, groups, around)
+                if backward:
+                    depthwise_launch.all_gradients(
+                        grad, x, weights, biases, *around[:2], groups, *around[2:], True, True
+                    )
+    return by_name
+
+
 def shapes(tokens: int, width: int) -> launch.Inputs:
     """Tensors without memory, heads outermost."""
     query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
@@ -112,7 +156,8 @@ def shapes(tokens: int, width: int) -> launch.Inputs:
     return launch.Inputs(query, key, value, tables, None, None, None)
 
 
-def _code(binary: Any, rows: int) -> Code:
+def _code(binary: Any, products: tuple[str, ...], work: float) -> Code:
+    """products: the instructions of which the main loop has most. work: by which its instructions are multiplied."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(binary.asm["cubin"])
@@ -126,9 +171,9 @@ def _code(binary: Any, rows: int) -> Code:
         if target and int(target[1], 16) < address:
             loops.append([each for at, each, _ in instructions if int(target[1], 16) <= at <= address])
     # The first loop that has most products: the others are for the last tokens, or exponents out of range.
-    main = max(loops, key=lambda loop: sum(name.startswith(("HGMMA", "HMMA")) for name in loop))
-    barriers, warps = sum(name.startswith("BAR") for name in main), binary.metadata.num_warps
-    return Code(int(usage[1]), int(usage[2]), barriers, len(main) * warps * 64 // rows)
+    main = max(loops, key=lambda loop: sum(name.startswith(products) for name in loop))
+    barriers = sum(name.startswith("BAR") for name in main)
+    return Code(int(usage[1]), int(usage[2]), barriers, math.ceil(len(main) * work))
 
 
 def _cuobjdump(option: str, file: Path) -> str:
@@ -137,5 +182,5 @@ def _cuobjdump(option: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    for name, code in codes(90).items():
+    for name, code in (codes(90) | depthwise_codes(90)).items():
         print(f"{name}: [{', '.join(map(str, code))}]")

@@ -13,7 +13,8 @@ from zlib import crc32
 import torch
 
 from linvit.analysis.markdown import markdown_table
-from linvit.bench import kinds, page
+from linvit.bench import depthwise, kinds, page
+from linvit.bench.depthwise import WORKS, Work, deviations_of, operands, results
 from linvit.bench.exactness import (
     KERNEL,
     PLAIN,
@@ -49,6 +50,8 @@ draw as in another.
 """
 SHORT_SHAPES = ((196, 64), (49, 64), (256, 128), (126, 16), (20, 32))
 """The same of softmax attention."""
+MAP = (2, 40, 28, 19)
+"""Images, channels of a group, height and width of depthwise convolutions."""
 HEADS = 4
 VARIANTS = ("plain", "triton", "reference", "sdpa", "flash_bla")
 BENCHMARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -133,7 +136,21 @@ def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:
         if any(case.startswith(f"{name}, ") for case in named):
             case = f"{name}, same bits every time"
             named[case] = partial(_errors, case, name, None, shapes[0], device)
+    for name, dtype in itertools.product(WORKS, DTYPES):
+        if machine_obstacle(device, dtype, calls="depthwise") is None:
+            case = f"{name}, {str(dtype).removeprefix('torch.')}"
+            named[case] = partial(_errors_of_convolutions, case, WORKS[name], dtype, device)
     return named
+
+
+@torch.random.fork_rng()
+def _errors_of_convolutions(case: str, work: Work, dtype: torch.dtype, device: torch.device) -> list[Deviation]:
+    """The errors in that dtype, and whether output and gradients have the same bits twice."""
+    torch.manual_seed(crc32(case.encode()))
+    given = operands(work, MAP, device)
+    first, second = (results(work, given.to(dtype), depthwise.kernel) for _ in range(2))
+    same = all(map(torch.equal, first, second))
+    return [*deviations_of(work, given, dtype), Deviation("same bits", float(not same), 0.0)]
 
 
 @torch.random.fork_rng()

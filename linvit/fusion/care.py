@@ -9,26 +9,43 @@ from linvit.fusion import folds
 from linvit.fusion.folds import OnLast, first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, PatchStem, TokenMixer
-from linvit.layers.mixer import Strips, ValueAttention
+from linvit.layers.convolutions import DepthwiseConv
+from linvit.layers.mixer import Strips, ValueAttention, mixed
 from linvit.models.care import CARE, CareHead
+from linvit.ops.backend import depthwise_kernels_for
 
 KNOWN = (CareBlock, TokenMixer, Strips, ValueAttention, Operator, Interaction, nn.BatchNorm2d, *folds.LAYERS)
 """The layers of a block that can be folded."""
 
 
+def keeps_kernels(x: Tensor) -> bool:
+    """Whether convolutions of several sizes stay so: on GPUs, whose kernels compute all of them in one launch."""
+    return x.is_cuda or depthwise_kernels_for(x) is not None
+
+
+class FusedStrips(nn.Module):
+    """Strips as one convolution; on a GPU as they are, of a fifth of the products."""
+
+    def __init__(self, strips: Strips):
+        super().__init__()
+        self.strips = strips
+        self.dense = folds.summed([strips.vertical, strips.horizontal])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.strips(x) if keeps_kernels(x) else self.dense(x)
+
+
 class FusedMixer(nn.Module):
-    """TokenMixer on (batch, height, width, channels), with its local convolutions as one."""
+    """TokenMixer on (batch, height, width, channels), with its local convolutions as one; on a GPU as they are."""
 
     def __init__(self, mixer: TokenMixer):
         super().__init__()
-        self.widths = mixer.widths
+        self.widths = self.apart = mixer.widths
         attended: nn.Module = mixer.attended
-        if isinstance(attended, Strips):
-            attended = folds.summed([attended.vertical, attended.horizontal])
-        else:
-            attended = folds.products(attended, "qk")
+        attended = FusedStrips(attended) if isinstance(attended, Strips) else folds.products(attended, "qk")
         local = [conv for conv in (mixer.local3, mixer.local7) if conv is not None]
         self.stacked = mixer.stacked
+        self.local = nn.ModuleList(() if self.stacked else local)
         self.groups: nn.Sequential | nn.ModuleList
         if self.stacked:
             self.groups = nn.Sequential(*(OnLast(folds.channels_last(conv)) for conv in local), OnLast(attended))
@@ -41,6 +58,10 @@ class FusedMixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.stacked:
             return self.groups(x)
+        if keeps_kernels(x):
+            attended = cast(OnLast, self.groups[0]).layer
+            attended = attended.strips if isinstance(attended, FusedStrips) else attended
+            return last(mixed(first(x), self.apart, attended, cast(list[DepthwiseConv], list(self.local))))
         channels = x.split(self.widths, dim=-1)
         return torch.cat([group(y) for group, y in zip(self.groups, channels, strict=True)], dim=-1)
 
@@ -55,7 +76,7 @@ class FusedInteraction(nn.Module):
         self.fc2 = None if interaction.fc2 is None else folds.linear(interaction.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = last(self.conv(first(self.fc1(x))))
+        hidden = folds.after_gelu(self.fc1, self.conv, x)
         return hidden if self.fc2 is None else self.fc2(hidden)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, product, runs_on_onednn
+from linvit.ops.backend import depthwise_kernels_for
 
 LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
 """Layers that every block of this package may have."""
@@ -31,6 +33,13 @@ def last(x: Tensor) -> Tensor:
 def first(x: Tensor) -> Tensor:
     """(batch, height, width, channels) as (batch, channels, height, width): a view."""
     return x.permute(0, 3, 1, 2)
+
+
+def after_gelu(product: "Product", conv: DepthwiseConv, x: Tensor) -> Tensor:
+    """conv of the product, which ends in GELU; (batch, height, width, channels) in and out."""
+    if depthwise_kernels_for(x) is not None:  # takes the GELU of what it reads
+        return last(conv(first(F.linear(x, product.weight, product.bias)), gelu=True))
+    return last(conv(first(product(x))))
 
 
 def plus(fresh: Tensor, x: Tensor) -> Tensor:

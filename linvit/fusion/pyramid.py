@@ -9,6 +9,7 @@ from linvit.fusion import folds
 from linvit.fusion.folds import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operator
+from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.patches import Stem
 from linvit.ops import Rotary
 
@@ -38,11 +39,11 @@ class FusedFeedForward(nn.Module):
     def __init__(self, feed_forward: ConvFeedForward):
         super().__init__()
         self.fc1 = folds.linear(feed_forward.fc1, "gelu")
-        self.conv = folds.with_identity(feed_forward.dwconv)
+        self.conv = cast(DepthwiseConv, folds.with_identity(feed_forward.dwconv))
         self.fc2 = folds.linear(feed_forward.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(last(self.conv(first(self.fc1(x)))))
+        return self.fc2(folds.after_gelu(self.fc1, self.conv, x))
 
 
 class FusedAttentionBlock(nn.Module):

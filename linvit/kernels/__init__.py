@@ -1,13 +1,16 @@
 """Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`).
 
-And one for GPUs of the softmax attention of short sequences, with its rotation.
+And for GPUs the softmax attention of short sequences, with its rotation, and depthwise convolutions.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from linvit.formulas import Formula
 from linvit.kernels import cpu as cpu
+from linvit.kernels.support import depthwise_obstacle as depthwise_obstacle
 from linvit.kernels.support import obstacle as obstacle
 from linvit.kernels.support import padded
 from linvit.kernels.support import softmax_obstacle as softmax_obstacle
@@ -111,6 +114,42 @@ def softmax_attention(
     visible = None if key_mask is None else key_mask[:, None].expand(key.shape[:3])
     keep = _needs_gradients(query, key, value)
     out: Tensor = attend_softmax(query, key, value, *_tables(rotary), visible, keep)[0]
+    return out
+
+
+def depthwise_convolutions(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    *,
+    groups: Sequence[int] = (1,),
+    y: Tensor | None = None,
+    gate: Tensor | None = None,
+    gelu: bool = False,
+    residual: bool = False,
+) -> Tensor:
+    """(y + h + convolutions of h) · gate, h = GELU(x) or x, for arguments for which `depthwise_obstacle` returns None.
+
+    One launch for all groups of channels. All tensors get first derivatives; sums have a fixed order, so results are
+    the same in every run.
+
+    Args:
+        x: (batch, channels, height, width), channels innermost in memory, other strides arbitrary.
+        weights: (channels of its group, 1, height, width) each, with odd sizes; zeros around the map. The results of
+            two weights of one group are added.
+        biases: one for each weight, (channels of its group,), or none at all.
+        groups: how many weights each group of channels has, one or two.
+        y: added; the same shape as x, or None.
+        gate: multiplies everything; the same shape as x, or None.
+        gelu: take the exact GELU of x first.
+        residual: add h.
+
+    Returns:
+        The shape and dtype of x, channels innermost.
+    """
+    from linvit.kernels.depthwise_launch import depthwise  # Triton is optional
+
+    out: Tensor = depthwise(x, weights, biases, y, gate, groups, gelu, residual)
     return out
 
 

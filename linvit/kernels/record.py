@@ -32,6 +32,7 @@ CALLS = {  # the functions that start the kernels, and the code that is traced f
     "bidirectional": ("forward", "backward", "formulas"),
     "causal": ("causal_forward", "causal_backward", "formulas"),
     "softmax": ("softmax_forward", "softmax_backward"),
+    "depthwise": ("depthwise_forward", "depthwise_backward"),
 }
 _warn_once = cache(logging.getLogger(__name__).warning)
 _decided: bool | None = None

@@ -1,5 +1,6 @@
 """The limits of the kernels. Imports no Triton, so that it can also report that Triton is missing."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,6 +28,8 @@ FARTHEST = 2**31 - 1  # offsets have 32 bits
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
 # Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
 TENSOR_CORES = (8, 0)
+LARGEST_WINDOW = 7, 7  # of depthwise convolutions, and of those one column wide and one row high
+LONGEST = 11, 31
 MOST_KEYS = 256  # of softmax attention, a program of which has all keys of a head at once
 # Bytes of shared memory of the largest kernel with one tile on the way, by calls, dtype and padded width: the most that
 # Triton 3.6 or 3.9 takes for 7.5 (the row of float32), 8.6, 9.0 or 12.0, forward or backward.
@@ -42,6 +45,7 @@ SHARED = {
         torch.bfloat16: (23040, 40960, 73728, 108544),
     },
     "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (47104, 61440, 73728, 163840)),
+    "depthwise": dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), (1024,) * 4),  # at any width
 }
 
 
@@ -97,6 +101,32 @@ def softmax_obstacle(
         return f"the tokens of a head are spread over more than {FARTHEST:,} numbers"
     columns = padded(max(query.shape[-1], value.shape[-1]))
     missing: str | None = machine_obstacle(query.device, query.dtype, columns, "softmax")
+    return missing
+
+
+def depthwise_obstacle(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor | None]) -> str | None:
+    """Why the kernels cannot convolve a map (batch, channels, height, width), as a clause; None if they can.
+
+    weights: (channels, 1, height, width) each; others: maps of the same shape that are added or multiplied.
+    """
+    maps = [x, *(other for other in others if other is not None)]
+    if not torch.compiler.is_compiling() and transforms():
+        return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
+    if x.dim() != 4 or 0 in x.shape or any(each.shape != x.shape for each in maps):
+        return "the kernels need maps (batch, channels, height, width) of one shape that are not empty"
+    if x.dtype not in DTYPES or any(each.dtype != x.dtype or each.device != x.device for each in maps):
+        return f"the maps are {x.dtype}, or differ in dtype or device"
+    if any(each.stride(1) != 1 for each in maps):
+        return "the channels of a map are not next to each other in memory"
+    for weight in weights:
+        height, width = weight.shape[2:]
+        small = height <= LARGEST_WINDOW[0] and width <= LARGEST_WINDOW[1]
+        strip = (width == 1 and height <= LONGEST[0]) or (height == 1 and width <= LONGEST[1])
+        if not (small or strip) or height % 2 == 0 or width % 2 == 0:
+            return f"a weight is {height}×{width}, and the kernels support odd sizes up to 7×7, 11×1 and 1×31"
+    if any(each.shape[2] * each.stride(2) + each.shape[3] * each.stride(3) > FARTHEST for each in maps):
+        return f"a map is spread over more than {FARTHEST:,} numbers"
+    missing: str | None = machine_obstacle(x.device, x.dtype, calls="depthwise")
     return missing
 
 

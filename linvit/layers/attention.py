@@ -7,7 +7,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype, TensorOptions, check_turns
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, depthwise_on_gpu
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
@@ -89,10 +89,16 @@ class Attention2d(AttentionLayer):
         grid = (x.shape[-2], x.shape[-1])
         projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
         query, key, value = (tokens_of_map(y, self.heads) for y in projections[:3])
-        y = self.operator(query, key, value, rotary if self.rope else None)
-        y = self.with_local(self.operator.as_map(y, grid), value.mT.flatten(1, 2).unflatten(-1, grid))
-        y = self.gated(y, projections[3] if self.projected else x)
-        return self.proj(y)
+        y = self.operator.as_map(self.operator(query, key, value, rotary if self.rope else None), grid)
+        values, gate = value.mT.flatten(1, 2).unflatten(-1, grid), projections[3] if self.projected else x
+        out = self.at_once(y, values, gate)
+        return self.proj(self.gated(self.with_local(y, values), gate) if out is None else out)
+
+    def at_once(self, y: Tensor, value: Tensor, gate: Tensor) -> Tensor | None:
+        """`gated` of `with_local` in one launch; None where plain torch computes it, or something records the steps."""
+        if self.lepe is None or not vars(self).keys().isdisjoint(("with_local", "gated")):
+            return None
+        return depthwise_on_gpu(value, [[self.lepe]], y, None if self.modulate is None else self.modulate(gate))
 
     def with_local(self, y: Tensor, value: Tensor) -> Tensor:
         """The output of the operator plus LePE; both are maps."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
 
@@ -29,14 +29,12 @@ class ConvFeedForward(nn.Module):
         super().__init__()
         hidden = max(int(width * ratio), 1)
         self.fc1 = PointwiseConv(width, hidden, **dd)
-        self.act = nn.GELU()
-        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
+        self.dwconv = DepthwiseConv(hidden, (3, 3), **dd)
         self.fc2 = PointwiseConv(hidden, width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
-        x = self.act(self.fc1(x))
-        return self.fc2(x + self.dwconv(x))
+        return self.fc2(self.dwconv(self.fc1(x), gelu=True, residual=True))
 
 
 class AttentionBlock(nn.Module):
@@ -68,7 +66,7 @@ class AttentionBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer_scale = layer_scale
-        self.cpe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd) if cpe else None
+        self.cpe = DepthwiseConv(width, (3, 3), **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
         self.attn = Attention2d(width, heads, mechanism, **attention_options(attention, mechanism), **dd)
         self.norm2 = LayerNorm2d(width, eps=1e-6, **dd)
@@ -90,7 +88,7 @@ class AttentionBlock(nn.Module):
     def with_attention(self, x: Tensor, rotary: Rotary) -> Tensor:
         """The first half of the block."""
         if self.cpe is not None:
-            x = x + self.cpe(x)
+            x = self.cpe(x, residual=True)
         return x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
 
     def with_feed_forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from linvit.arguments import is_traced
 from linvit.layers.checks import TensorOptions
-from linvit.ops.backend import built_for_cpu
+from linvit.ops.backend import built_for_cpu, depthwise_kernels_for
 
 ONEDNN_FROM = 16  # images in a batch from which torch computes 1×1 convolutions with oneDNN, whatever the threads
 HAS_PRODUCT = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, and only in builds with oneDNN
@@ -58,7 +58,10 @@ class PointwiseConv(nn.Conv2d):
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
 class DepthwiseConv(nn.Conv2d):
-    """A depthwise convolution of stride 1 with an odd kernel; on a CPU it uses `linvit.kernels.cpu` once that is built.
+    """A depthwise convolution of stride 1 with an odd kernel, and what is often around it.
+
+    On a GPU it is one launch of `linvit.kernels` if that is exact there; on a CPU the gradient of weights other than
+    3×3, of which oneDNN is faster, is that of `linvit.kernels.cpu` once it is built.
 
     Args:
         width: channels in and out.
@@ -69,12 +72,50 @@ class DepthwiseConv(nn.Conv2d):
         padding = (kernel[0] // 2, kernel[1] // 2)
         super().__init__(width, width, kernel, padding=padding, groups=width, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, width, height, width) to a map of the same shape."""
-        kernels = built_for_cpu()
+    def forward(self, x: Tensor, gelu: bool = False, residual: bool = False) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape.
+
+        gelu: convolve GELU(x). residual: add what was convolved.
+        """
+        out = depthwise_on_gpu(x, [[self]], gelu=gelu, residual=residual)
+        if out is not None:
+            return out
+        if gelu:
+            x = F.gelu(x)
+        out = self._convolved(x)
+        return x + out if residual else out
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        kernels = None if self.kernel_size == (3, 3) else built_for_cpu()
         if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
             return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
         return self._conv_forward(x, self.weight, self.bias)
+
+
+def depthwise_on_gpu(
+    x: Tensor,
+    groups: Sequence[Sequence[nn.Conv2d]],
+    y: Tensor | None = None,
+    gate: Tensor | None = None,
+    gelu: bool = False,
+    residual: bool = False,
+) -> Tensor | None:
+    """(y + h + the convolutions of h) · gate, h = GELU(x) or x, in one launch; None where plain torch has to do it.
+
+    groups: the convolutions of each group of channels, one or two; the results of two are added.
+    """
+    kernels = depthwise_kernels_for(x)
+    if kernels is None:
+        return None
+    layers = [layer for group in groups for layer in group]
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
+    if torch.is_autocast_enabled(x.device.type) and not residual:
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # as a convolution does, but a sum does not
+    if len(biases) not in (0, len(layers)) or kernels.depthwise_obstacle(x, weights, (y, gate)) is not None:
+        return None
+    around: dict[str, Any] = {"y": y, "gate": gate, "gelu": gelu, "residual": residual}
+    out: Tensor = kernels.depthwise_convolutions(x, weights, biases, groups=[len(group) for group in groups], **around)
+    return out
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:

@@ -1,5 +1,6 @@
 """CARE's token mixer and its dual interaction (arXiv 2411.16170)."""
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, depthwise_on_gpu
 from linvit.layers.operator import AttentionLayer
 from linvit.ranges import lookup
 
@@ -27,7 +28,23 @@ class Strips(nn.Module):
         self.horizontal = DepthwiseConv(width, (1, 11), **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vertical(x) + self.horizontal(x)
+        out = depthwise_on_gpu(x, [[self.vertical, self.horizontal]])
+        return self.vertical(x) + self.horizontal(x) if out is None else out
+
+
+def mixed(x: Tensor, widths: Sequence[int], attended: nn.Module, local: Sequence[DepthwiseConv]) -> Tensor:
+    """x with one group of channels attended to, or convolved by strips, and a local convolution of each other group."""
+    groups = [[conv] for conv in local]
+    strips = [[attended.vertical, attended.horizontal]] if isinstance(attended, Strips) else []
+    if strips:
+        out = depthwise_on_gpu(x, strips + groups)
+        if out is not None:
+            return out
+    first, *others = x.split(list(widths), dim=1)
+    convolved = depthwise_on_gpu(x[:, widths[0] :], groups) if groups else None
+    if convolved is not None:
+        return torch.cat((attended(first), convolved), dim=1)
+    return torch.cat([attended(first), *(conv(y) for conv, y in zip(local, others, strict=True))], dim=1)
 
 
 @register_notrace_module
@@ -91,7 +108,7 @@ class TokenMixer(nn.Module):
         self.attended: Strips | ValueAttention = (
             Strips(attended, **dd) if mechanism == STRIPS else ValueAttention(attended, head_width, mechanism, **dd)
         )
-        self.local3 = nn.Conv2d(local, local, 3, padding=1, groups=local, **dd) if 3 in sizes else None
+        self.local3 = DepthwiseConv(local, (3, 3), **dd) if 3 in sizes else None
         self.local7 = DepthwiseConv(local, (7, 7), **dd) if 7 in sizes else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,8 +118,7 @@ class TokenMixer(nn.Module):
             for conv in (*local, self.attended):
                 x = conv(x)
             return x
-        groups = x.split(self.widths, dim=1)
-        return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
+        return mixed(x, self.widths, self.attended, local)
 
 
 class Interaction(nn.Module):
@@ -119,10 +135,9 @@ class Interaction(nn.Module):
         hidden = width * ratio
         self.norm = nn.BatchNorm2d(width, **dd)
         self.fc1 = PointwiseConv(width, hidden, **dd)
-        self.act = nn.GELU()
-        self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
+        self.conv = DepthwiseConv(hidden, (3, 3), **dd)
         self.fc2 = PointwiseConv(hidden, width, **dd) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.conv(self.act(self.fc1(self.norm(x))))
+        hidden: Tensor = self.conv(self.fc1(self.norm(x)), gelu=True)
         return hidden if self.fc2 is None else self.fc2(hidden) + x

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions
+from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, whole
 from linvit.layers.token_attention import TokenAttention
 
@@ -136,7 +137,7 @@ class LocalMlp(nn.Module):
         self.fc1, self.act, self.drop1, self.norm = mlp.fc1, mlp.act, mlp.drop1, mlp.norm
         self.fc2, self.drop2 = mlp.fc2, mlp.drop2
         hidden = cast(nn.Linear, mlp.fc1).out_features
-        self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
+        self.conv = DepthwiseConv(hidden, (3, 3), **dd)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
         attention.mixes_sizes = False
 

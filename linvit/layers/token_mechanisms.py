@@ -12,6 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, s
 from linvit.errors import SettingError
 from linvit.formulas.feature_map import focused
 from linvit.layers.checks import TensorOptions
+from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import merged
@@ -107,7 +108,7 @@ class MLLAAttention(TokenAttention):
     """
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
-        self.lepe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
+        self.lepe = DepthwiseConv(width, (3, 3), **dd)
 
     def reset_to_operator(self) -> None:
         for parameter in self.lepe.parameters():
@@ -174,7 +175,7 @@ class AgentAttention(TokenAttention):
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(self.qkv.weight.new_empty(shape)))
         dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
-        self.dwc = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
+        self.dwc = DepthwiseConv(width, (3, 3), **dd)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

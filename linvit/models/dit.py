@@ -38,6 +38,7 @@ from linvit.layers.checks import (
     check_whole_numbers,
     multiple_of_heads,
 )
+from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import Places
 from linvit.layers.mechanisms import at
 from linvit.layers.token_attention import TokenAttention
@@ -63,7 +64,7 @@ class DiTAttention(TokenAttention):
         self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, **dd: Unpack[TensorOptions]
     ) -> None:
         super().__init__(width, heads, mechanism, grid, **dd)
-        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
+        convolution = DepthwiseConv(width, (3, 3), **dd)
         self.local = convolution if local else None
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:

@@ -105,6 +105,15 @@ def softmax_kernel_for(
     return kernels.softmax_attention if kernels.softmax_obstacle(query, key, value, rotary=rotary) is None else None
 
 
+def depthwise_kernels_for(x: Tensor) -> ModuleType | None:
+    """The kernels, if those of depthwise convolutions may be used on the device of a map."""
+    if not _has_passed(x, "depthwise"):
+        return None
+    from linvit import kernels
+
+    return kernels
+
+
 def _ready(query: Tensor, causal: bool | str | None) -> ModuleType | None:
     """The kernels that "auto" may use on this device."""
     if not query.is_cuda:

@@ -299,10 +299,13 @@ def test_a_case_finds_the_same_alone_as_among_all(monkeypatch):
         monkeypatch.setattr(gpu, shapes, ((20, 16),))
     monkeypatch.setattr(gpu, "KERNEL", partial(linear_attention, backend="torch"))
     monkeypatch.setattr(gpu, "SOFTMAX_KERNEL", gpu.plain_softmax)
-    monkeypatch.setattr(gpu, "machine_obstacle", lambda *tensors: None)
+    monkeypatch.setattr(gpu, "MAP", (1, 6, 5, 4))
+    monkeypatch.setattr(gpu.depthwise, "kernel", gpu.depthwise.plain)
+    monkeypatch.setattr(gpu, "machine_obstacle", lambda *tensors, **options: None)
     before = torch.get_rng_state()
     together = {name: errors() for name, errors in gpu.cases(CPU).items()}
-    assert len(together) == 4 * len(gpu.OPTIONS) - 1  # softmax attention has no kernel for float32
+    attention = 4 * len(gpu.OPTIONS) - 1  # softmax attention has no kernel for float32
+    assert len(together) == attention + 3 * len(gpu.WORKS)
     *_, last = (name for name in together if "bfloat16" in name)
     assert gpu.cases(CPU)[last]() == together[last]
     assert torch.equal(torch.get_rng_state(), before)

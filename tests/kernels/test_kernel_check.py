@@ -10,13 +10,15 @@ def few(monkeypatch):
     monkeypatch.setattr(gpu, "SHAPES", ((20, 16),))
     monkeypatch.setattr(gpu, "DTYPES", (torch.float32,))
     monkeypatch.setattr(gpu, "OPTIONS", {name: gpu.OPTIONS[name] for name in ("mala", "causal mala")})
+    monkeypatch.setattr(gpu, "WORKS", {"interaction": gpu.WORKS["interaction"]})
+    monkeypatch.setattr(gpu, "MAP", (1, 6, 5, 4))
 
 
 @pytest.mark.slow
 def test_the_check_passes(device, monkeypatch):
     few(monkeypatch)
     found = gpu.checks(device, Progress())
-    assert len(found) == 2 * len(gpu.OPTIONS)
+    assert len(found) == 2 * len(gpu.OPTIONS) + 1
     assert [check.failure for check in found] == [None] * len(found)
 
 
@@ -28,6 +30,9 @@ def test_the_check_finds_a_wrong_kernel_and_one_that_breaks(device, monkeypatch)
 
     few(monkeypatch)
     monkeypatch.setattr(gpu, "KERNEL", wrong)
+    plain = gpu.depthwise.plain
+    monkeypatch.setattr(gpu.depthwise, "kernel", lambda work, given: 1.001 * plain(work, given))
     failures = {check.case: check.failure for check in gpu.checks(device, Progress())}
     assert failures["mala, float32, 20 tokens, width 16"].startswith("output: error 1.0e-03, allowed")
+    assert failures["interaction, float32"].startswith("output: error 1.0e-03, allowed")
     assert failures["causal mala, same bits every time"] == "no causal kernel today"

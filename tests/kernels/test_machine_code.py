@@ -10,12 +10,13 @@ import yaml
 from formula_examples import HEADS, MAPS, WIDTH
 from tiers import quick
 
+from linvit.bench.depthwise import WORKS, operands
 from linvit.formulas.trace import trace_map
 from linvit.kernels.support import DTYPES, PADDED, SHARED, padded
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from evidence.gpu.machine_code import codes, compiling  # noqa: E402
+from evidence.gpu.machine_code import codes, compiling, depthwise_codes  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -117,8 +118,8 @@ def test_instructions_are_within_their_budget(backward):
     budgets = BUDGETS.get(".".join(triton.__version__.split(".")[:2]))
     if budgets is None:
         pytest.skip(f"budgets.yaml has no budgets for Triton {triton.__version__}")
-    found = codes(HOPPER, backward=backward)
-    assert set(found) == {name for name in budgets if backward or "backward" not in name}
+    found = codes(HOPPER, backward=backward) | depthwise_codes(HOPPER, backward)
+    assert set(found) == {name for name in budgets if backward or not ("backward" in name or "groups" in name)}
     for name, code in found.items():
         most = budgets[name]
         assert code.spilled <= most["spilled"], (name, code)
@@ -150,6 +151,23 @@ def test_everything(compiled, capability, options, causal):
         assert set(compiled) == {"attend_head", "read_backward", "summarize_backward"}
     else:
         assert set(compiled) == BIDIRECTIONAL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE, TURING])
+@pytest.mark.parametrize("name", WORKS)
+def test_depthwise_convolutions(compiled, capability, name):
+    from linvit.kernels import depthwise_launch
+
+    dtype = torch.float16 if capability == TURING else torch.float32
+    x, y, gate, weights, biases, grad = operands(WORKS[name], (2, 24, 14, 9), "meta").to(dtype)
+    groups, options = [len(group) for group in WORKS[name].kernels], WORKS[name][2:]
+    with compiling(capability):
+        around = depthwise_launch.Around(y, gate, *options)
+        depthwise_launch.depthwise_forward(x, weights, biases, groups, around)
+        depthwise_launch.all_gradients(grad, x, weights, biases, y, gate, groups, *options, True, True)
+    assert set(compiled) == {"depthwise_rows", "depthwise_taps"}
+    assert max(compiled.values()) <= min(min(row) for row in SHARED["depthwise"].values())
 
 
 def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options):

@@ -74,7 +74,7 @@ def test_moved_and_reformatted_definitions_keep_the_digests(folder):
 
 
 def test_a_change_concerns_the_calls_that_use_it(folder):
-    bidirectional, causal, softmax = (set(calls) - {"formulas"} for calls in record.CALLS.values())
+    bidirectional, causal, softmax, depthwise = (set(calls) - {"formulas"} for calls in record.CALLS.values())
     for name, old, new, calls in (
         ("launch.py", "\nFLOAT32 = {16: Setting(64", "\nFLOAT32 = {16: Setting(32", bidirectional | causal),
         ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal | softmax),
@@ -85,6 +85,8 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
         ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
         ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),
+        ("depthwise.py", "tl.minimum(first + ROWS, height)", "height", depthwise),
+        ("depthwise_launch.py", "\nNEAR_BACK = {5: 4", "\nNEAR_BACK = {5: 8", {"depthwise_backward"}),
         ("operator.py", "nothing = inputs.query.new_empty(0", "nothing = inputs.query.new_zeros(0", set()),
     ):
         shutil.copy(folder / name, folder / "kept")
@@ -103,7 +105,17 @@ def test_device_code_of_names_counts(monkeypatch):
 def test_every_kernel_counts(folder):
     files = [
         folder / f"{name}.py"
-        for name in ("causal", "device_code", "read", "short", "softmax", "state", "state_backward", "tiles")
+        for name in (
+            "causal",
+            "depthwise",
+            "device_code",
+            "read",
+            "short",
+            "softmax",
+            "state",
+            "state_backward",
+            "tiles",
+        )
     ]
     kernels = [
         node.name for file in files for node in ast.parse(file.read_text()).body if getattr(node, "decorator_list", ())
