@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
@@ -87,7 +87,7 @@ class OneOf(Rule):
     values: tuple[Any, ...]
 
     def holds(self, value: Any) -> bool:
-        return value in self.values
+        return isinstance(value, Hashable) and value in self.values  # arrays are neither
 
     def words(self, noun: str, got: Any = None) -> str:
         return f"one of {some_of(self.values, got)}"

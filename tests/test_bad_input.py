@@ -26,7 +26,7 @@ def refused(capsys):
         assert main([str(argument) for argument in arguments]) == 2
         said = capsys.readouterr().err
         assert "Traceback" not in said
-        lines = [line for line in said.strip().splitlines() if not line.startswith("Training ")]  # the summary
+        lines = [line for line in said.strip().splitlines() if not line.startswith(("Training ", "Starting "))]
         assert lines[0].startswith("linvit: ")
         assert lists or len(lines) == 1, said
         return said

@@ -94,8 +94,8 @@ def plain(work: Work, given: Operands) -> Tensor:
     for sizes in work.kernels:
         results = []
         for (height, width), (weight, bias) in zip(sizes, layers, strict=False):
-            part, options = x[:, first : first + len(weight)], {"padding": (height // 2, width // 2)}
-            results.append(F.conv2d(part, weight, bias, groups=len(weight), **options))
+            channels, padding = x[:, first : first + len(weight)], (height // 2, width // 2)
+            results.append(F.conv2d(channels, weight, bias, padding=padding, groups=len(weight)))
         first += len(weight)
         parts.append(results[0] if len(results) == 1 else results[0] + results[1])
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -117,11 +117,11 @@ def deviations_of(work: Work, given: Operands, dtype: torch.dtype) -> list[Devia
     """
     rounded = given.to(dtype)
     truth = results(work, rounded.to(torch.float64), plain)
-    found, others = (results(work, rounded, function) for function in (kernel, plain))
+    kernels, twins = (results(work, rounded, function) for function in (kernel, plain))
     unit, names = torch.finfo(dtype).eps / 2, ["output", *(f"gradient {i}" for i in range(len(given.leaves())))]
     rows = []
-    for name, got, other, expected in zip(names, found, others, truth, strict=True):
-        error = relative_error(got, expected) if got.dtype == dtype else float("inf")
-        allowed = 2 * max(relative_error(other, expected), unit) + (OF_GELU if work.gelu else 0.0)
+    for name, ours, torchs, exact in zip(names, kernels, twins, truth, strict=True):
+        error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
+        allowed = 2 * max(relative_error(torchs, exact), unit) + (OF_GELU if work.gelu else 0.0)
         rows.append(Deviation(name, error, allowed))
     return rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, product, runs_on_onednn
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, convolved, product, runs_on_onednn
 from linvit.ops.backend import depthwise_kernels_for
 
 LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
@@ -38,7 +38,7 @@ def first(x: Tensor) -> Tensor:
 def after_gelu(product: "Product", conv: DepthwiseConv, x: Tensor) -> Tensor:
     """conv of the product, which ends in GELU; (batch, height, width, channels) in and out."""
     if depthwise_kernels_for(x) is not None:  # takes the GELU of what it reads
-        return last(conv(first(F.linear(x, product.weight, product.bias)), gelu=True))
+        return last(convolved(conv, first(F.linear(x, product.weight, product.bias)), gelu=True))
     return last(conv(first(product(x))))
 
 

@@ -16,19 +16,27 @@ from linvit.kernels.tiles import (
     store_row,
     store_tile,
     turn,
-    turn_back,
     visible_tokens,
 )
 
 
 @triton.jit
-def load_turned(x, table, start, visible, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE):
-    """A tile of queries or keys as a factor, rotated by what `load_table` returns."""
+def load_turned(x, rotary, start, visible, DOT: tl.constexpr, PRECISION: tl.constexpr, SHAPE):
+    """A tile of queries or keys as a factor, rotated."""
     tile = load_tile(x, start, inside_tile(visible, SHAPE), SHAPE)
-    c, s = table
-    if c is not None:
+    if rotary[0] is not None:
+        c, s = load_table(rotary, 0, start, visible, SHAPE)
         tile = turn(tile.to(tl.float32), c, s, SHAPE)
     return factor(tile, DOT, PRECISION)
+
+
+@triton.jit
+def turned_back(x, rotary, start, visible, SHAPE):
+    """The gradient of a tile, from that of the rotated one."""
+    if rotary[0] is not None:
+        c, s = load_table(rotary, 0, start, visible, SHAPE)
+        x = turn(x, c, -s, SHAPE)
+    return x
 
 
 @triton.jit
@@ -66,11 +74,11 @@ def softmax_head(
     KEY_SHAPE: tl.constexpr = (KEYS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
     visible = visible_tokens(mask, (batch, head, begin, keys), 0, True, KEYS)
-    rk = load_turned(k, load_table(rotary, 0, 0, visible, KEY_SHAPE), 0, visible, DOT, PRECISION, KEY_SHAPE)
+    rk = load_turned(k, rotary, 0, visible, DOT, PRECISION, KEY_SHAPE)
     values = factor(load_tile(v, 0, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
     for start in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         exists = visible_tokens(None, at, start, True, ROWS)
-        rq = load_turned(q, load_table(rotary, 0, start, exists, SHAPE), start, exists, DOT, PRECISION, SHAPE)
+        rq = load_turned(q, rotary, start, exists, DOT, PRECISION, SHAPE)
         scores = tl.where(visible[None, :], product(rq, tl.trans(rk), PRECISION), -float("inf"))
         peak = tl.max(scores, 1) * (scale * LOG2E)
         peak = tl.where(peak == -float("inf"), 0.0, peak)
@@ -125,15 +133,13 @@ def softmax_head_backward(
     VALUES: tl.constexpr = (KEYS, VALUE_COLUMNS, VALUE_WIDTH)
     first = tl.program_id(1) * KEYS
     visible = visible_tokens(mask, (batch, head, begin, keys), first, True, KEYS)
-    table = load_table(rotary, 0, first, visible, KEY_SHAPE)
-    rk = load_turned(k, table, first, visible, DOT, PRECISION, KEY_SHAPE)
+    rk = load_turned(k, rotary, first, visible, DOT, PRECISION, KEY_SHAPE)
     values = factor(load_tile(v, first, inside_tile(visible, VALUES), VALUES), DOT, PRECISION)
     key_grad = tl.zeros((KEYS, COLUMNS), tl.float32)
     value_grad = tl.zeros((KEYS, VALUE_COLUMNS), tl.float32)
     for start in range(0, length, ROWS):
         exists = visible_tokens(None, at, start, True, ROWS)
-        angles = load_table(rotary, 0, start, exists, SHAPE)
-        rq = load_turned(q, angles, start, exists, DOT, PRECISION, SHAPE)
+        rq = load_turned(q, rotary, start, exists, DOT, PRECISION, SHAPE)
         inside = inside_tile(exists, OUT)
         given = load_tile(g, start, inside, OUT)
         gf = factor(given, DOT, PRECISION)
@@ -144,9 +150,9 @@ def softmax_head_backward(
         change = factor(weights * (product(values, tl.trans(gf), PRECISION) - level[None, :]), DOT, PRECISION)
         key_grad += product(change, rq, PRECISION)
         rq_grad = tl.trans(product(tl.trans(rk), change, PRECISION)) * scale
-        store_tile(of_q, start, inside_tile(exists, SHAPE), turn_back(rq_grad, angles[0], angles[1], SHAPE), SHAPE)
+        rq_grad = turned_back(rq_grad, rotary, start, exists, SHAPE)
+        store_tile(of_q, start, inside_tile(exists, SHAPE), rq_grad, SHAPE)
     exists = visible_tokens(None, (batch, head, begin, keys), first, True, KEYS)
-    table = load_table(rotary, 0, first, exists, KEY_SHAPE)  # again, so that the loop has its registers
-    key_grad = turn_back(key_grad * scale, table[0], table[1], KEY_SHAPE)
+    key_grad = turned_back(key_grad * scale, rotary, first, exists, KEY_SHAPE)
     store_tile(of_k, first, inside_tile(exists, KEY_SHAPE), key_grad, KEY_SHAPE)
     store_tile(of_v, first, inside_tile(exists, VALUES), value_grad, VALUES)

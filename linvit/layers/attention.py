@@ -11,6 +11,7 @@ from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, depthwise_o
 from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
+from linvit.ops.backend import depthwise_kernels_for
 from linvit.ranges import check_keys, lookup
 
 AXES = ("feature_map", "weighting", "normalizer")
@@ -96,7 +97,12 @@ class Attention2d(AttentionLayer):
 
     def at_once(self, y: Tensor, value: Tensor, gate: Tensor) -> Tensor | None:
         """`gated` of `with_local` in one launch; None where plain torch computes it, or something records the steps."""
-        if self.lepe is None or not vars(self).keys().isdisjoint(("with_local", "gated")):
+        if (
+            self.lepe is None
+            or depthwise_kernels_for(value) is None
+            or "with_local" in vars(self)
+            or "gated" in vars(self)
+        ):
             return None
         return depthwise_on_gpu(value, [[self.lepe]], y, None if self.modulate is None else self.modulate(gate))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, convolved
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
 
@@ -34,7 +34,7 @@ class ConvFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
-        return self.fc2(self.dwconv(self.fc1(x), gelu=True, residual=True))
+        return self.fc2(convolved(self.dwconv, self.fc1(x), gelu=True, residual=True))
 
 
 class AttentionBlock(nn.Module):
@@ -88,7 +88,7 @@ class AttentionBlock(nn.Module):
     def with_attention(self, x: Tensor, rotary: Rotary) -> Tensor:
         """The first half of the block."""
         if self.cpe is not None:
-            x = self.cpe(x, residual=True)
+            x = convolved(self.cpe, x, residual=True)
         return x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
 
     def with_feed_forward(self, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +58,9 @@ class PointwiseConv(nn.Conv2d):
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
 class DepthwiseConv(nn.Conv2d):
-    """A depthwise convolution of stride 1 with an odd kernel, and what is often around it.
+    """A depthwise convolution of stride 1 with an odd kernel.
 
-    On a GPU it is one launch of `linvit.kernels` if that is exact there; on a CPU the gradient of weights other than
+    On a GPU it is a kernel of `linvit.kernels` if that is exact there; on a CPU the gradient of weights other than
     3×3, of which oneDNN is faster, is that of `linvit.kernels.cpu` once it is built.
 
     Args:
@@ -72,29 +72,31 @@ class DepthwiseConv(nn.Conv2d):
         padding = (kernel[0] // 2, kernel[1] // 2)
         super().__init__(width, width, kernel, padding=padding, groups=width, **dd)
 
-    def forward(self, x: Tensor, gelu: bool = False, residual: bool = False) -> Tensor:
-        """Map (batch, width, height, width) to a map of the same shape.
-
-        gelu: convolve GELU(x). residual: add what was convolved.
-        """
-        out = depthwise_on_gpu(x, [[self]], gelu=gelu, residual=residual)
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape."""
+        out = _in_one_launch(x, [[self]])
         if out is not None:
             return out
-        if gelu:
-            x = F.gelu(x)
-        out = self._convolved(x)
-        return x + out if residual else out
-
-    def _convolved(self, x: Tensor) -> Tensor:
         kernels = None if self.kernel_size == (3, 3) else built_for_cpu()
         if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
             return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
         return self._conv_forward(x, self.weight, self.bias)
 
 
+def convolved(conv: nn.Module, x: Tensor, gelu: bool = False, residual: bool = False) -> Tensor:
+    """conv(h) or h + conv(h) with h = GELU(x) or x, in one launch where `depthwise_on_gpu` can."""
+    out = depthwise_on_gpu(x, [[conv]], gelu=gelu, residual=residual)
+    if out is not None:
+        return out
+    if gelu:
+        x = F.gelu(x)
+    out = conv(x)
+    return x + out if residual else out
+
+
 def depthwise_on_gpu(
     x: Tensor,
-    groups: Sequence[Sequence[nn.Conv2d]],
+    groups: Sequence[Sequence[nn.Module]],
     y: Tensor | None = None,
     gate: Tensor | None = None,
     gelu: bool = False,
@@ -102,8 +104,27 @@ def depthwise_on_gpu(
 ) -> Tensor | None:
     """(y + h + the convolutions of h) · gate, h = GELU(x) or x, in one launch; None where plain torch has to do it.
 
-    groups: the convolutions of each group of channels, one or two; the results of two are added.
+    groups: the convolutions of each group of channels, one or two; the results of two are added. Layers that were
+    wrapped, patched or given hooks compute for themselves.
     """
+    if depthwise_kernels_for(x) is None or not all(_is_unchanged(layer) for group in groups for layer in group):
+        return None
+    return _in_one_launch(x, cast(Sequence[Sequence[nn.Conv2d]], groups), y, gate, gelu, residual)
+
+
+def _is_unchanged(layer: nn.Module) -> bool:
+    changed = "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is DepthwiseConv and not changed
+
+
+def _in_one_launch(
+    x: Tensor,
+    groups: Sequence[Sequence[nn.Conv2d]],
+    y: Tensor | None = None,
+    gate: Tensor | None = None,
+    gelu: bool = False,
+    residual: bool = False,
+) -> Tensor | None:
     kernels = depthwise_kernels_for(x)
     if kernels is None:
         return None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, depthwise_on_gpu
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, convolved, depthwise_on_gpu
 from linvit.layers.operator import AttentionLayer
 from linvit.ranges import lookup
 
@@ -40,11 +40,11 @@ def mixed(x: Tensor, widths: Sequence[int], attended: nn.Module, local: Sequence
         out = depthwise_on_gpu(x, strips + groups)
         if out is not None:
             return out
-    first, *others = x.split(list(widths), dim=1)
+    parts = x.split(list(widths), dim=1)
     convolved = depthwise_on_gpu(x[:, widths[0] :], groups) if groups else None
     if convolved is not None:
-        return torch.cat((attended(first), convolved), dim=1)
-    return torch.cat([attended(first), *(conv(y) for conv, y in zip(local, others, strict=True))], dim=1)
+        return torch.cat((attended(parts[0]), convolved), dim=1)
+    return torch.cat([layer(parts[i]) for i, layer in enumerate((attended, *local))], dim=1)
 
 
 @register_notrace_module
@@ -139,5 +139,5 @@ class Interaction(nn.Module):
         self.fc2 = PointwiseConv(hidden, width, **dd) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.conv(self.fc1(self.norm(x)), gelu=True)
+        hidden = convolved(self.conv, self.fc1(self.norm(x)), gelu=True)
         return hidden if self.fc2 is None else self.fc2(hidden) + x

@@ -107,7 +107,7 @@ def softmax_kernel_for(
 
 def depthwise_kernels_for(x: Tensor) -> ModuleType | None:
     """The kernels, if those of depthwise convolutions may be used on the device of a map."""
-    if not _has_passed(x, "depthwise"):
+    if not isinstance(x, Tensor) or not _has_passed(x, "depthwise"):  # symbolic tracers give something else
         return None
     from linvit import kernels
 

@@ -241,8 +241,7 @@ class Summary(Callback):
         )
         logger.info("Training %s.", "; ".join(fact for fact in facts if fact))
         if source.num_workers:
-            plural = "es" if source.num_workers > 1 else ""
-            logger.info("Starting %d process%s that read data.", source.num_workers, plural)
+            logger.info("Starting processes that read the data: %d.", source.num_workers)
 
 
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Depthwise convolutions and what surrounds them, against torch in float64."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -14,7 +16,7 @@ from linvit.kernels import depthwise_launch
 from linvit.kernels.support import depthwise_obstacle
 from linvit.layers import AttentionBlock, CareBlock
 from linvit.layers.attention import rotary_table
-from linvit.layers.convolutions import DepthwiseConv
+from linvit.layers.convolutions import DepthwiseConv, convolved
 from linvit.ops import backend
 
 
@@ -86,6 +88,12 @@ def test_without_biases_and_with_one_gradient(device, wanted):
     torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-4)
 
 
+def test_gelu_of_infinity(device):
+    x = torch.tensor([float("inf"), -float("inf"), 1e30, -1e30], device=device).view(1, 4, 1, 1)
+    out = kernels.depthwise_convolutions(x, [torch.ones(4, 1, 1, 1, device=device)], [], gelu=True)
+    assert out.flatten().tolist() == [float("inf"), 0, x[0, 2].item(), 0]
+
+
 def test_what_is_not_a_number_stays_where_it_is_seen(device):
     x = torch.randn(1, 5, 6, 4, device=device).permute(0, 3, 1, 2)
     x[0, 1, 2, 3] = float("nan")
@@ -144,13 +152,11 @@ def test_a_compiler_keeps_it_in_one_graph(device, calls, dynamic):
         graphs.append([node.target for node in module.graph.nodes])
         return module
 
-    call = torch.compile(conv, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    both = partial(convolved, conv, gelu=True, residual=True)
+    call = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for size in (5, 6) if dynamic else (5,):
         x = torch.randn(1, size, 4, 6, device=device).permute(0, 3, 1, 2).requires_grad_()
-        found, expected = (
-            (out, *torch.autograd.grad(out.sum(), (x, conv.weight)))
-            for out in (call(x, gelu=True, residual=True), conv(x, gelu=True, residual=True))
-        )
+        found, expected = ((out, *torch.autograd.grad(out.sum(), (x, conv.weight))) for out in (call(x), both(x)))
         assert all(map(torch.equal, found, expected))
     torch.compile(conv, fullgraph=True, backend=look)(x)
     assert torch.ops.linvit.depthwise.default in graphs[0]
@@ -227,7 +233,7 @@ def test_autocast_computes_in_half_precision_but_sums_do_not(device, calls):
     conv, x = DepthwiseConv(6, (3, 3)).to(device), map_of(device, 6)
     with torch.autocast(device.type, torch.bfloat16):
         assert conv(x).dtype == torch.bfloat16
-        assert conv(x, residual=True).dtype == torch.float32
+        assert convolved(conv, x, residual=True).dtype == torch.float32
     assert len(calls) == 2
 
 

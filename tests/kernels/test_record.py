@@ -81,7 +81,12 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
         ("state.py", "3.4028234663852886e38", "3e38", {"forward", "causal_forward"}),
         ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
         ("short.py", "shift = 0.0", "shift = 1.0", {"forward"}),
-        ("device_code.py", "ex2.approx.ftz.f32 $0, $1;", "ex2.approx.f32 $0, $1;", bidirectional | causal | softmax),
+        (
+            "device_code.py",
+            "ex2.approx.ftz.f32 $0, $1;",
+            "ex2.approx.f32 $0, $1;",
+            bidirectional | causal | softmax | depthwise,
+        ),
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
         ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
         ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),

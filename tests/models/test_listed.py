@@ -16,7 +16,7 @@ def test_every_task_lists_rows_with_a_heading_for_each_key():
     for row, words in zip(rows, readable(rows), strict=True):
         assert len(words) == len(row.keys() - {"family", "grows"})
         assert all(words.values())
-    assert readable(rows)[0]["parameters"] == f"{rows[0]['parameters']:,}"
+    assert readable(rows)[0]["parameters"] == f"{rows[0]['parameters'] / 1e6:.2f} M"
 
 
 def test_a_family_or_task_that_does_not_exist_is_refused():

@@ -70,4 +70,4 @@ def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, tmp_pa
     assert main(["train", str(recipe), f"init={tmp_path / 'start.ckpt'}", f"folder={tmp_path / 'second'}"]) == 0
     said = "".join(capsys.readouterr())
     assert ("start.ckpt, classifier included." in said) is same
-    assert ("start.ckpt." in said) is not same
+    assert ("start.ckpt without its classifier" in said) is not same
