@@ -1,7 +1,7 @@
 """Feature maps and normalizers: functions of torch, by name or of users, and the device code that is traced from them.
 
 A function is traced once; its numbers become constants, and its tensors are read at each call. A new function of the
-same code, with other numbers or tensors, is traced again, up to a limit.
+same code is traced again, up to a limit, if it has other numbers or objects; not for other tensors of the same kind.
 """
 
 from collections import Counter, OrderedDict
@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
@@ -20,7 +21,7 @@ from linvit.formulas.trace import trace_map, trace_normalizer
 
 MOST = 256  # formulas that are kept, and traces of functions with the same code
 FAILURE = 32  # traces that one in vain counts as
-_formulas: OrderedDict[Any, tuple[Any, Formula | Untraceable]] = OrderedDict()
+_formulas: OrderedDict[Any, tuple[list[Any], Formula | Untraceable, dict[int, int]]] = OrderedDict()
 _traces: Counter[Hashable] = Counter()
 _errors: dict[Hashable, Untraceable] = {}  # the latest of functions with that code
 
@@ -38,20 +39,31 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
         Untraceable: if the function cannot become device code.
     """
     code, values = _parts(function)
-    identity = (x if isinstance(x, int | float) else id(x) for x in values)
-    key = code, *identity, heads, width, device
+    key = code, *(_kind(x, values) for x in values), heads, width, device
     if key not in _formulas or _lacks_gradients(_formulas[key][1]):
-        _formulas[key] = (function, values), _traced(function, code, heads, width, device)  # kept, so that ids stay
+        formula = _traced(function, code, heads, width, device)
+        kept, places = [x for x in values if not isinstance(x, int | float | Tensor)], dict[int, int]()  # so ids stay
+        if isinstance(formula, Formula):
+            places = {slot: i for i, x in enumerate(values) for slot, held in formula.held.items() if held is x}
+            formula = formula.holding(dict.fromkeys(places, torch.empty(0)))  # another call has its own
+        _formulas[key] = kept, formula, places
         if len(_formulas) > MOST:
             _formulas.popitem(last=False)
-    formula = _formulas[key][1]
+    _, formula, places = _formulas[key]
     if isinstance(formula, Untraceable):
         raise Untraceable(str(formula))
-    return formula
+    return formula.holding({slot: values[i] for slot, i in places.items()})
+
+
+def _kind(x: Any, values: list[Any]) -> Any:
+    """What a formula depends on of a number, tensor or object that its function finds by name."""
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype, x.device, x.requires_grad, next(i for i, other in enumerate(values) if other is x)
+    return x if isinstance(x, int | float) else id(x)
 
 
 def _lacks_gradients(formula: Formula | Untraceable) -> bool:
-    """Whether a tensor has come to need a gradient since the function was traced."""
+    """Whether a tensor, of an object that the function uses, needs a gradient since it was traced."""
     return isinstance(formula, Formula) and not formula.has_all_gradients
 
 
@@ -78,7 +90,7 @@ def _parts(function: Callable[..., Any]) -> tuple[Hashable, list[Any]]:
         code, values = _parts(function.func)
         return code, [*values, *function.args, *function.keywords.values()]
     if not isinstance(function, FunctionType):
-        return (function, []) if isinstance(function, Hashable) else (id(function), [])
+        return (function, []) if isinstance(function, Hashable) else (id(function), [function])
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     names = [function.__globals__.get(name) for name in function.__code__.co_names]

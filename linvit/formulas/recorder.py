@@ -4,6 +4,7 @@ import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,12 @@ class Outside:
         self.held: dict[int, Tensor] = {}
         self.steps: dict[int, tuple[Any, Any, Any]] = {}
         self.late: set[int] = set()
+
+    def holding(self, held: dict[int, Tensor]) -> "Outside":
+        """The same steps from other tensors."""
+        other = copy(self)
+        other.held = held
+        return other
 
     def hold(self, tensor: Tensor) -> int:
         """A new slot for a tensor that is not computed."""

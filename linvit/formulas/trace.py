@@ -7,6 +7,7 @@ parameters it gives, and after it, from sums over tokens to the gradients of the
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -88,6 +89,19 @@ class Formula:
     def uses_mass(self) -> bool:
         """Of a normalizer."""
         return named("mass", TOKEN) in in_order(self.outputs)
+
+    @property
+    def held(self) -> dict[int, Tensor]:
+        """The tensors that the function holds, by their slots."""
+        return self.outside.held
+
+    def holding(self, tensors: dict[int, Tensor]) -> "Formula":
+        """The formula of a function that differs in these tensors."""
+        if not tensors:
+            return self
+        other = copy(self)
+        object.__setattr__(other, "outside", self.outside.holding({**self.held, **tensors}))
+        return other
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -24,11 +24,14 @@ class DeviceCode(NamedTuple):
             the gradient of κ(x), `given` and shape, which returns that of x. Of a normalizer, of num, den, mass, scale,
             eps and `given`, which returns gain and level, and of dgain, dlevel and the same, which returns dnum and
             dden.
-        formula: from which they come.
+        positive: of a map, whether κ is never negative.
+        proportional: of a normalizer, whether level = gain · num and gain does not depend on num, so that out = gain ·
+            Rκ(q) S with the S of values that are not centred.
     """
 
     functions: tuple[Any, Any]
-    formula: Formula
+    positive: bool = False
+    proportional: bool = False
 
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -67,7 +70,8 @@ def name_of(formula: Formula) -> str:
     name = f"formula {formula.digest}"
     if (name, formula.is_map) not in _by_name:
         functions = triton_functions(triton_source(formula), formula.digest, ("value", "gradient"))
-        _by_name[name, formula.is_map] = DeviceCode((functions["value"], functions["gradient"]), formula)
+        positive, proportional = formula.is_map and formula.is_positive, not formula.is_map and formula.is_proportional
+        _by_name[name, formula.is_map] = DeviceCode(tuple(functions.values()), positive, proportional)
     return name
 
 

@@ -128,10 +128,10 @@ class Call:
             "VALUE_COLUMNS": value_columns,
             "QUERY_MAP": query_map.functions,
             "KEY_MAP": key_map.functions,
-            "POSITIVE": query_map.formula.is_positive,
+            "POSITIVE": query_map.positive,
             "NORMALIZER": normalizer.functions,
             # Without a rotation the gradient of the queries is a small difference of products with the values' mean.
-            "RAW": half and normalizer.formula.is_proportional and rotary[0] is not None,
+            "RAW": half and normalizer.proportional and rotary[0] is not None,
             **_precision(query.dtype, causal),
         }
         self._rotary = rotary

@@ -348,15 +348,32 @@ def scaled_by(x, factor):
     return torch.relu(x * factor)
 
 
+def shifted_by(x, factor, shift):
+    return torch.relu(x * factor + shift)
+
+
 def test_new_functions_of_the_same_code_are_traced_up_to_a_limit(no_formulas, monkeypatch):
     monkeypatch.setattr(formulas, "MOST", 3)
     cpu = torch.device("cpu")
-    factors = [torch.rand(5) for _ in range(4)]
-    made = [formulas.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu) for factor in factors[:3]]
-    assert len({id(x) for x in made}) == 3
+    made = [formulas.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu) for factor in (1.5, 2.5, 3.5)]
+    assert len({x.digest for x in made}) == 3
     with pytest.raises(Untraceable, match="have been made 3 times"):
-        formulas.formula_of(partial(scaled_by, factor=factors[3]), 2, 5, cpu)
-    assert formulas.formula_of(partial(scaled_by, factor=factors[2]), 2, 5, cpu) is made[2]
+        formulas.formula_of(partial(scaled_by, factor=4.5), 2, 5, cpu)
+    assert formulas.formula_of(partial(scaled_by, factor=3.5), 2, 5, cpu) is made[2]
+
+
+def test_new_functions_with_other_tensors_are_not_traced_again(no_formulas, monkeypatch):
+    monkeypatch.setattr(formulas, "MOST", 2)
+    cpu = torch.device("cpu")
+    for _ in range(5):
+        factor = torch.rand(5, requires_grad=True).exp()
+        formula = formulas.formula_of(partial(scaled_by, factor=factor), 2, 5, cpu)
+        assert torch.equal(formula.parameter_rows(2, 5, 5)[0, 0], factor)
+    first, second = torch.rand(2, 5)
+    for pair, count in (((first, second), 2), ((first, first), 1)):  # the same tensor twice is another function
+        formula = formulas.formula_of(partial(shifted_by, factor=pair[0], shift=pair[1]), 2, 5, cpu)
+        assert len(formula.parameters) == count
+    assert not any(torch.equal(x, factor) for _, kept, _ in formulas._formulas.values() for x in kept.tensors)
 
 
 def test_code_that_cannot_be_traced_is_not_tried_for_ever(no_formulas):
