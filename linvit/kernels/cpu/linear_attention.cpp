@@ -12,6 +12,8 @@
 
 namespace {
 
+constexpr int64_t MERGED = 12;  // tiles of keys whose state is merged into that of those before
+
 // Sums of κ(q) over visible queries, then their mean times 1/√width; how many they are.
 struct QueryMean {
   std::vector<float> mean;
@@ -151,8 +153,18 @@ class Bidirectional : Attention {
     for (int64_t i = 0; i < all * parts; ++i) partial.emplace_back(width, value_width);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const float* mean = rule.query_mean ? means[head].mean.data() : nullptr;
-      for_keys(head, part, tile,
-               [&](int64_t count) { absorb(partial[head * parts + part], tile, count, mean, rotates); });
+      State& whole = partial[head * parts + part];
+      std::optional<State> latest;  // of some tiles: a sum over all of them one by one would round as often
+      int64_t tiles = 0;
+      for_keys(head, part, tile, [&](int64_t count) {
+        if (tiles > 0 && tiles % MERGED == 0) {
+          if (latest) merge(whole, *latest);
+          latest.emplace(width, value_width);
+        }
+        absorb(latest ? *latest : whole, tile, count, mean, rotates);
+        ++tiles;
+      });
+      if (latest) merge(whole, *latest);
     });
     states.clear();
     for (int64_t head = 0; head < all; ++head) {
