@@ -12,8 +12,19 @@ from linvit.formulas.values import CHANNEL, OPERATIONS, TILE, TOKEN, Value, in_o
 HEADER = """import triton
 import triton.language as tl
 
-from linvit.kernels.device_code import LOG2E, LOUD, power_of_two
+from linvit.kernels.device_code import INTERPRETED, LOG2E, LOUD, power_of_two
 from linvit.kernels.tiles import visible_tokens
+
+
+@triton.jit
+def both(a, b):
+    # the interpreter makes numbers of a condition that it widens
+    return (a.to(tl.int32) & b.to(tl.int32)) != 0 if INTERPRETED else a & b
+
+
+@triton.jit
+def either(a, b):
+    return (a.to(tl.int32) | b.to(tl.int32)) != 0 if INTERPRETED else a | b
 
 
 @triton.jit
