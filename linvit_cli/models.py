@@ -39,20 +39,12 @@ def run(options: argparse.Namespace) -> int:
     elif options.recipes:
         from rich import box
 
-        show_rows(readable(rows), box=box.MARKDOWN)
+        show_rows(readable(rows, {**COLUMNS, "parameters": ("parameters", "{:,}".format)}), box=box.MARKDOWN)
     elif rows:
         show_rows(readable(rows), left=2, caption=caption(task))
     else:
         show(caption(task))
     return 0
-
-
-def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The rows with a heading and unit for each key, formatted for people."""
-    return [
-        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
-        for row in rows
-    ]
 
 
 def _giga(value: int) -> str:
@@ -85,3 +77,13 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "published": ("published", str),
 }
 """The heading of each key, and how its values are shown; a narrow terminal leaves the last ones out."""
+
+
+def readable(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, tuple[str, Callable[[Any], str]]] = COLUMNS
+) -> list[dict[str, str]]:
+    """The rows with a heading and unit for each key, formatted for people."""
+    return [
+        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in columns.items() if key in row}
+        for row in rows
+    ]
