@@ -113,8 +113,9 @@ def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypat
     capsys.readouterr()
     assert main(["train", recipe, "--resume", "data.num_workers=1"]) == 2
     said = capsys.readouterr().err
-    summary, sentence = said.strip().splitlines()
+    summary, start, sentence = said.strip().splitlines()
     assert summary.startswith("Training ravlt_nano")
+    assert start == "Starting processes that read the data: 1."
     assert sentence.startswith("linvit: A process that reads data was killed (DataLoader worker")
     assert sentence.endswith("a training continues with --resume.")
     assert content(tmp_path / "run")["global_step"] == before
