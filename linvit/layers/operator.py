@@ -128,7 +128,7 @@ class Operator(nn.Module):
         self.shares = (1.0, 0.0)
         self.shard: Shard | None = None
         self.functions: nn.ModuleList | None = None  # modules in the options
-        self.options = None if axes is None else self._own({**axes, **changes}, dd)
+        self.options = None if axes is None else self._with_copies({**axes, **changes}, dd)
         self.mean_query: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
@@ -139,18 +139,18 @@ class Operator(nn.Module):
             self.gamma = nn.Parameter(torch.empty(heads, **dd))
         self.reset_parameters()
 
-    def _own(self, options: dict[str, Any], dd: TensorOptions) -> dict[str, Any]:
+    def _with_copies(self, options: dict[str, Any], dd: TensorOptions) -> dict[str, Any]:
         """The options with copies of their modules, which become modules of this one."""
         copies: dict[nn.Module, nn.Module] = {}
 
-        def own(value: Any) -> Any:
+        def copy_module(value: Any) -> Any:
             if isinstance(value, tuple):
-                return tuple(map(own, value))
+                return tuple(map(copy_module, value))
             if not isinstance(value, nn.Module):
                 return value
             return copies.setdefault(value, deepcopy(value).to(**dd))
 
-        options = {axis: own(value) for axis, value in options.items()}
+        options = {axis: copy_module(value) for axis, value in options.items()}
         if copies:
             self.functions = nn.ModuleList(copies.values())
         return options
