@@ -155,8 +155,8 @@ OF_GENERATORS = (
     " one of these rows is that network."
 )
 OF_STUDENTS = (
-    "The network is `linearized`, made from any softmax network that docs/use/linearize.md names; `linvit models` lists"
-    " those of linvit."
+    "The network is `linearized`, made from any softmax network that the page From softmax to linear names; `linvit"
+    " models` lists those of linvit."
 )
 LISTINGS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "classification": (OF_CLASSIFIERS, classifiers),

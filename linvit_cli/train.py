@@ -9,6 +9,7 @@ HELP = "Train a recipe; a stopped run resumes exactly where it was."
 EXAMPLES = (
     "linvit train demo/ravlt_nano_digits trainer.max_epochs=3",
     "linvit train my.yaml --resume",
+    "linvit train my.yaml seed=1 folder=runs/my-1",
 )
 
 

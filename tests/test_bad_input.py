@@ -191,7 +191,8 @@ def test_a_loss_that_turns_nan(refused, tmp_path):
 
 
 def test_a_folder_that_is_in_use(refused, run):
-    assert "is not empty: continue with --resume" in refused("train", run / "recipe.yaml")
+    said = refused("train", run / "recipe.yaml")
+    assert "is not empty: continue with --resume, or choose another with folder=…." in said
 
 
 def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
@@ -201,7 +202,9 @@ def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     assert "Nothing to load" in refused("eval")
     assert "Give either a run or --model with --checkpoint, not both" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
-    assert "does not exist" in refused("eval", tmp_path / "nowhere")
+    said = refused("eval", run.parent / f"{run.name}s")
+    assert "There is no run or checkpoint at" in said
+    assert f"give the folder of a run or a checkpoint file. Did you mean {run.name!r}?" in said
     assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
     assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
     assert "does not say which model" in refused("eval", tmp_path / "nano.pth")

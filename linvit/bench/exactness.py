@@ -20,7 +20,7 @@ from linvit.ops import Rotary, linear_attention
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1, torch.int8: 5e-1}
 """Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times the usual error.
 
-In bfloat16 the released order of RALA loses 2e-2 (docs/evidence/results.md), a whole network with random weights 6e-3
+In bfloat16 the released order of RALA loses 2e-2 (the page Results), a whole network with random weights 6e-3
 to 5e-2: no speed is refused for the rounding of its dtype, and none is shown for a wrong result, whose error is about
 1.
 """

@@ -1,5 +1,6 @@
 """Serves the built explorer on this machine alone; needs only the standard library."""
 
+import contextlib
 import re
 import shutil
 import threading
@@ -122,6 +123,10 @@ class _Files(SimpleHTTPRequestHandler):
         ".wasm": "application/wasm",
         "": "application/octet-stream",
     }
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a page that is closed or loaded again while it loads
+            super().handle()
 
     def send_head(self) -> Any:
         if re.sub(r":\d+$", "", self.headers.get("Host", "").lower()) not in (HOST, "localhost"):

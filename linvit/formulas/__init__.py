@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
@@ -89,6 +89,9 @@ def _parts(function: Callable[..., Any]) -> tuple[Hashable, list[Any]]:
     if isinstance(function, partial):
         code, values = _parts(function.func)
         return code, [*values, *function.args, *function.keywords.values()]
+    if isinstance(function, nn.Module):
+        numbers = [x for each in function.modules() for x in vars(each).values() if isinstance(x, int | float)]
+        return function, [*function.parameters(), *function.buffers(), *numbers]
     if not isinstance(function, FunctionType):
         return (function, []) if isinstance(function, Hashable) else (id(function), [function])
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

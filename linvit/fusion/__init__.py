@@ -17,7 +17,7 @@ FORMS: dict[str, Folds] = {"eager": EAGER, "graph": EAGER | graph.FOLDS}
 
 
 def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
-    """A copy of the model for inference, with the same outputs from fewer and larger steps; see docs/use/fuse.md.
+    """A copy of the model for inference, with the same outputs from fewer and larger steps; see Fusing for inference.
 
     Batch norms, layer scales, the weights of layer norms, residual depthwise convolutions, CARE's parallel convolutions
     and its two heads go into their neighbours; maps are channels last. It folds all models of this package, also as

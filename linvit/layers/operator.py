@@ -1,6 +1,7 @@
 """The attention operator of a layer: the chosen mechanism, with learned axes if they are asked for, and its cache."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
@@ -83,7 +84,8 @@ class Operator(nn.Module):
         feature_map: replaces that of the mechanism; names or functions, as for all three in `linear_attention`.
         weighting: replaces that of the mechanism; "learned" uses a learned vector per head in place of the mean query.
         normalizer: replaces that of the mechanism; "learned" reads β·s·num·v - γ·u with β (initially 1) and γ
-            (initially 0) learned per head.
+            (initially 0) learned per head. Of an nn.Module in the place of a function, for all three, every layer
+            gets a copy, whose parameters are the layer's.
         causal: each token sees only itself and the tokens before it.
         place: where the attention is used: "maps", "sequences" or "images"; None allows every mechanism.
 
@@ -125,7 +127,8 @@ class Operator(nn.Module):
         self.fused = use_fused_attn()
         self.shares = (1.0, 0.0)
         self.shard: Shard | None = None
-        self.options = None if axes is None else {**axes, **changes}
+        self.functions: nn.ModuleList | None = None  # modules in the options
+        self.options = None if axes is None else self._with_copies({**axes, **changes}, dd)
         self.mean_query: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
@@ -135,6 +138,22 @@ class Operator(nn.Module):
             self.beta = nn.Parameter(torch.empty(heads, **dd))
             self.gamma = nn.Parameter(torch.empty(heads, **dd))
         self.reset_parameters()
+
+    def _with_copies(self, options: dict[str, Any], dd: TensorOptions) -> dict[str, Any]:
+        """The options with copies of their modules, which become modules of this one."""
+        copies: dict[nn.Module, nn.Module] = {}
+
+        def copy_module(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(copy_module, value))
+            if not isinstance(value, nn.Module):
+                return value
+            return copies.setdefault(value, deepcopy(value).to(**dd))
+
+        options = {axis: copy_module(value) for axis, value in options.items()}
+        if copies:
+            self.functions = nn.ModuleList(copies.values())
+        return options
 
     def reset_parameters(self) -> None:
         """Initial values: uniform weights, β = 1, γ = 0."""

@@ -3,7 +3,7 @@
 Paper: *Scalable Diffusion Models with Transformers* (ICCV 2023, arXiv 2212.09748): patches of latents, fixed sine
 positions, and blocks whose norms are shifted, scaled and gated by time and class, initially by zero (adaLN-Zero).
 MALA's Table 8 compares a linear DiT with DiT-S/2, but that network is not released, and replacing only the attention of
-DiT-S/2 does not lead to its FLOPs, see docs/use/generation.md. Here only the attention is replaced; a depthwise 3×3
+DiT-S/2 does not lead to its FLOPs, see the page Image generation. Here only the attention is replaced; a depthwise 3×3
 convolution of v and the width of the feed-forward are options.
 
 | name | input | channels | layers | heads | patch |

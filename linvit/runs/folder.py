@@ -235,7 +235,7 @@ def locked_folder(folder: Path, resume: bool) -> Iterator[None]:
     """
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     busy = f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
-    full = f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
+    full = f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another with `folder=…`."
 
     def empty() -> bool:
         return not folder.is_dir() or all(path.name == LOCK for path in folder.iterdir())

@@ -17,7 +17,7 @@ from linvit.errors import SettingError, refuse
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import check
+from linvit.ranges import check, nearest
 from linvit.released import load_released
 from linvit.runs.hub import HUB_CONFIG, HUB_WEIGHTS
 from linvit.runs.run import Run
@@ -62,6 +62,12 @@ def load_run(
     if path is None:
         return _named_model(str(model), checkpoint, framework, untrained)
     path = user_path(path)
+    if not path.exists():
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+        raise FileNotFoundError(
+            f"There is no run or checkpoint at {path}: give the folder of a run or a checkpoint file."
+            f"{nearest(path.name, beside)}"
+        )
     on_hub = path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file()
     read = run_of_file if path.suffix in FORMATS else run_of_hub_folder if on_hub else run_of_checkpoint
     return read(path)

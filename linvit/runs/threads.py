@@ -39,6 +39,7 @@ class ChoosesThreads(Callback):
             with precision.train_step_context(), torch.compiler.set_stance("force_eager"):
                 task.rehearse(batch)
 
+        torch.set_num_threads(1)  # more may take seconds while the cores are busy
         step()  # prepares what the later ones use again
         seconds = measured(step, most)
         number = fastest(seconds)

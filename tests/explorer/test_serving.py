@@ -2,8 +2,11 @@
 
 import http.client
 import re
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -43,6 +46,20 @@ def status(explorer, path, host="127.0.0.1:80"):
         connection.putheader("Host", host)
     connection.endheaders()
     return connection.getresponse().status
+
+
+def test_a_page_that_is_closed_while_it_loads_is_no_error(built, opened, capfd, monkeypatch):
+    (built / "runtime" / "ort.wasm").write_bytes(bytes(1 << 25))
+    with linvit.explore() as explorer:
+        server, ended = explorer._server, threading.Event()
+        end = server.shutdown_request
+        monkeypatch.setattr(server, "shutdown_request", lambda request: (end(request), ended.set()))
+        with socket.create_connection(("127.0.0.1", server.server_port)) as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            browser.sendall(b"GET /runtime/ort.wasm HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert browser.recv(15) == b"HTTP/1.0 200 OK"
+        assert ended.wait(30)
+    assert capfd.readouterr().err == ""
 
 
 def test_explore_serves_the_page_in_one_call_and_opens_the_browser(built, opened):

@@ -28,6 +28,7 @@ from formula_examples import (
     written,
 )
 from hypothesis import given, settings
+from torch import nn
 
 from linvit import formulas
 from linvit.formulas.cpp_source import cpp_source
@@ -399,3 +400,25 @@ def test_a_function_that_has_no_hash_is_traced(no_formulas):
 
     one, two = (formulas.formula_of(Scaled(factor), 2, 5, torch.device("cpu")) for factor in (2.0, 3.0))
     assert one.digest != two.digest
+
+
+def test_a_module_is_traced_again_with_another_number_and_not_with_another_tensor(no_formulas):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor, self.shift = nn.Parameter(torch.tensor(2.0)), 1.0
+
+        def forward(self, x):
+            return torch.relu(x) * self.factor + self.shift
+
+    scaled, made = Scaled(), []
+    for change in (lambda: None, lambda: scaled.factor.data.fill_(3)):
+        change()
+        made.append(formulas.formula_of(scaled, 2, 5, torch.device("cpu")))
+    assert len(formulas._formulas) == 1
+    scaled.factor = nn.Parameter(torch.tensor(4.0))
+    made.append(formulas.formula_of(scaled, 2, 5, torch.device("cpu")))
+    assert made[2].tensors[0] is scaled.factor
+    assert len(formulas._formulas) == 1
+    scaled.shift = 5.0
+    assert formulas.formula_of(scaled, 2, 5, torch.device("cpu")).digest != made[2].digest

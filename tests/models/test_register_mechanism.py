@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,53 @@ def test_it_may_be_registered_again_with_a_layer_of_its_own(mine):
     torch.testing.assert_close(ours, 2 * theirs)
 
 
+class Power(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.exponent = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return nn.functional.softplus(x) ** self.exponent
+
+
+def test_every_layer_learns_the_parameters_of_a_module(mine):
+    power = Power()
+    linvit.register_mechanism(mine, feature_map=(power, power))
+    network = linvit.swap_attention(small(), mine)
+    learned = {name: x for name, x in network.named_parameters() if "exponent" in name}
+    assert list(learned) == [f"blocks.{block}.attn.operator.functions.0.exponent" for block in range(2)]
+    image = torch.randn(1, 3, 16, 16)
+    network(image).square().sum().backward()
+    assert all(x.grad.abs() > 0 for x in learned.values())
+    assert power.exponent.grad is None
+
+    copied = deepcopy(network).eval()
+    with torch.no_grad():
+        for x in learned.values():
+            x.add_(1)
+    changed = network.eval()(image)
+    assert (copied(image) - changed).abs().max() > 1e-4
+    copied.load_state_dict(network.state_dict())
+    torch.testing.assert_close(copied(image), changed)
+
+
+@pytest.mark.parametrize("axis", ["feature_map", "normalizer", "weighting"])
+def test_a_network_takes_a_module_in_the_place_of_each_function(axis):
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, *arguments):
+            function = {"feature_map": squared, "normalizer": halved, "weighting": by_size}[axis]
+            result = function(*arguments)
+            return tuple(self.factor * x for x in result) if axis == "normalizer" else self.factor * result
+
+    network = linvit.swap_attention(small(), "linear", attention={axis: Learned()})
+    network(torch.randn(1, 3, 16, 16)).sum().backward()
+    assert [x.grad is not None for name, x in network.named_parameters() if "factor" in name] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -106,9 +154,12 @@ def test_the_code_of_the_page_runs():
             exec(compile(block, "own.md", "exec"), names)
         assert names["out"].shape == (2, 4, 196, 32)
         assert names["matrix"].shape == (2, 4, 196, 196)
-        assert "sharp" in MECHANISMS
-        network = linvit.swap_attention(small(), "sharp")
-        assert network(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+        assert names["gradient"].isfinite()
+        for name in ("sharp", "power"):
+            network = linvit.swap_attention(small(), name)
+            assert network(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+        assert "blocks.0.attn.operator.functions.0.exponent" in network.state_dict()
     finally:
         for table in (MECHANISMS, LINEAR_AXES, TOKEN_LAYERS):
-            table.pop("sharp", None)
+            for name in ("sharp", "power"):
+                table.pop(name, None)

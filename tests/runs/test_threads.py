@@ -1,4 +1,6 @@
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tiny_students import write_student_recipe
 
 from linvit.environment import using_threads
 from linvit.runs.folder import RunStoppedError
-from linvit.runs.threads import fastest, measured
+from linvit.runs.threads import ChoosesThreads, fastest, measured
 from linvit.runs.training import train_folder
 
 
@@ -57,6 +59,15 @@ def test_numbers_of_threads_are_tried_until_one_is_no_faster(monkeypatch, best, 
         now[0] += 1 + abs(torch.get_num_threads() - best)
 
     assert list(measured(step, 6)) == tried
+
+
+def test_the_step_that_is_not_measured_has_one_thread(monkeypatch):
+    threads = []
+    task = SimpleNamespace(rehearse=lambda batch: threads.append(torch.get_num_threads()))
+    trainer = SimpleNamespace(precision_plugin=SimpleNamespace(train_step_context=nullcontext))
+    monkeypatch.setattr("linvit.runs.threads.measured", lambda step, most: {1: 0.1, most: 0.2})
+    ChoosesThreads(threads.append).on_train_batch_start(trainer, task, None, 0)
+    assert threads == [1, 1]  # of the step, and the choice
 
 
 @pytest.mark.parametrize("number", quick([1, 2], [1]))
