@@ -16,35 +16,39 @@ holds them. Inductor itself also fuses kernels that only share an input, which a
 reductions, which are one launch here; scratch memory of cuDNN and cuBLAS is not known.
 """
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import timm
 import torch
-import torch.nn.functional as F
 import triton
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import linvit
-from evidence.gpu.machine_code import PROCESSORS
-from linvit.kernels import depthwise_launch, launch, record, softmax_launch, support
+from evidence.gpu.graphs import BATCH, SIZE, bytes_of, has_views, is_view, pretended, tensors_of, traced
+from linvit.kernels import record
+from linvit.kernels.depthwise_launch import depthwise
 from linvit.kernels.operator import attend, attend_packed, attend_softmax
+from linvit.models.by_name import is_ours
 
-BATCH, SIZE = 64, 224
 NETWORKS = ("ravlt_tiny", "mavit_tiny", "care_s0", "deit_small_patch16_224", "convnext_tiny")
+WAYS: dict[str, tuple[bool, Collection[str]]] = {
+    "as it is": (False, ()),
+    "folded": (True, ()),
+    "folded, attention": (True, ("bidirectional",)),
+    "as it is, all kernels": (False, tuple(record.CALLS)),
+    "folded, all kernels": (True, tuple(record.CALLS)),
+}
+"""Whether a network is folded, and which of linvit's kernels may be used."""
+PLAIN = tuple(WAYS)[:2]
 KINDS = ("linvit", "products", "convolutions", "attention", "others")
 ALONE = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "products"),
@@ -54,12 +58,12 @@ ALONE = {
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var_mean", "_softmax", "native_layer_norm", "linalg_vector_norm"}
 JOINING = {"cat", "stack"}
 MOVING = {"clone", "_to_copy", "constant_pad_nd", "copy", "native_batch_norm", "roll", "slice_scatter"}
-CONSTANTS = {"arange", "linspace", "full", "zeros", "ones", "zeros_like", "ones_like", "new_full", "new_zeros", "full_like"}
+CONSTANTS = set("arange linspace full zeros ones zeros_like ones_like full_like new_full new_zeros new_ones".split())
 CODE = {
     "attend": attend,
     "attend_packed": attend_packed,
     "attend_softmax": attend_softmax,
-    "depthwise": depthwise_launch.depthwise,
+    "depthwise": depthwise,
 }
 
 
@@ -114,64 +118,6 @@ class Step:
     fixed: Sequence[Launch] | None = None
 
 
-@torch.library.custom_op("evidence::softmax_attention", mutates_args=())
-def softmax_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Stands for torch's kernel, which cannot be chosen without a GPU."""
-    return room(query, value)
-
-
-def room(query: Tensor, value: Tensor) -> Tensor:
-    """The output, whose heads lie inside tokens."""
-    batch, heads, tokens, _ = query.shape
-    return query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
-
-
-softmax_attention.register_fake(lambda query, key, value: room(query, value))
-
-
-class OneAttention(TorchFunctionMode):
-    """Softmax attention stays one operator."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.scaled_dot_product_attention:
-            assert (kwargs or {}).get("attn_mask") is None, "a bias is not counted"
-            return softmax_attention(*args[:3])
-        return function(*args, **(kwargs or {}))
-
-
-@contextmanager
-def pretended(kernels: bool) -> Iterator[None]:
-    """A GPU on which linvit's kernels may be used, or not."""
-    able = patch.object(support, "machine_obstacle", lambda *_, **__: None)
-    many = [patch.object(module, "processors", lambda _: PROCESSORS) for module in (launch, depthwise_launch, softmax_launch)]
-    with record.trusted(kernels), able, many[0], many[1], many[2]:
-        yield
-
-
-def traced(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphModule:
-    """The operators of a network's inference, of images in bfloat16 with channels innermost, without mutations."""
-
-    def without_memory(x: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
-        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="cuda")
-
-    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with FakeTensorMode() as fake, torch.no_grad():
-        tensors = {name: without_memory(x) for name, x in (*network.named_parameters(), *network.named_buffers())}
-        images = torch.empty(batch, size, size, 3, dtype=torch.bfloat16, device="cuda").permute(0, 3, 1, 2)
-
-        def infer(tensors: dict[str, Tensor], images: Tensor) -> Any:
-            return torch.func.functional_call(network, tensors, (images,))
-
-        with OneAttention():
-            graph = make_fx(infer)(tensors, images)
-        # The kernels refuse transforms of torch.func, so that mutations are removed afterwards.
-        graph = make_fx(torch.func.functionalize(graph))(tensors, images)
-    del fake
-    graph.graph.eliminate_dead_code()
-    return graph
-
-
 class Steps:
     """The steps of a graph, and the tensors that it returns."""
 
@@ -188,23 +134,27 @@ class Steps:
         self.returned = {self.home[node] for node in tree_leaves(graph.graph.output_node().args) if node in self.home}
 
     def _add(self, node: Node) -> None:
-        source = next((each for each in node.all_input_nodes if each in self.home), None)
-        if node.target is getitem:
-            several = self.home[source].node is source and not is_view(source)
-            self.home[node] = Name(source, node.args[1]) if several else self.home[source]
-        elif is_view(node):
-            if source is not None:
-                self.home[node] = self.home[source]
-        elif source is not None or self.constants:
+        sources = [each for each in node.all_input_nodes if each in self.home]
+        if node.target is getitem or is_view(node):
+            if sources:
+                home = self.home[sources[0]]
+                is_result = node.target is getitem and home.node is sources[0] and not is_view(sources[0])
+                self.home[node] = Name(home.node, cast(int, node.args[1])) if is_result else home
+            return
+        function = cast(torch._ops.OpOverload, node.target)
+        name = function._schema.name.split("::")[1]
+        constant = name in CONSTANTS or not sources
+        if self.constants or not constant:
             self.home[node] = Name(node)
-            self._compute(node)
+            if not name.startswith(("empty", "new_empty")):
+                self._compute(
+                    node, name, {} if constant else self._reads(sources), torch.Tag.pointwise in function.tags
+                )
 
-    def _compute(self, node: Node) -> None:
-        name, results = node.target._schema.name.split("::")[1], tensors_of(node)
-        reads = self._reads(node.all_input_nodes)
+    def _compute(self, node: Node, name: str, reads: Reads, by_number: bool) -> None:
+        results = tensors_of(node)
         written = {Name(node, number): bytes_of(x) for number, x in enumerate(results)}
         moved = total(reads) + sum(written.values())
-        inputs = [each.meta["val"] for each in node.all_input_nodes]
         if name in CODE:
             self.steps.append(Step(name, reads, written, fixed=launched(name, node)))
         elif name == "convolution":
@@ -212,16 +162,17 @@ class Steps:
         elif name in ALONE:
             self.steps.append(Step(name, reads, written, fixed=[Launch(ALONE[name], (name,), moved)]))
         elif name in REDUCTIONS:
-            rows = results[-1].numel() if name != "_softmax" else results[0].numel() // results[0].shape[node.args[1]]
-            self.steps.append(Step(name, reads, written, max(x.numel() for x in inputs), rows))
-        elif name in MOVING or name in CONSTANTS or torch.Tag.pointwise in node.target.tags:
+            size = max(x.numel() for each in node.all_input_nodes for x in tensors_of(each))
+            rows = size // results[0].shape[cast(int, node.args[1])] if name == "_softmax" else results[-1].numel()
+            self.steps.append(Step(name, reads, written, size, rows))
+        elif by_number or name in MOVING or name in CONSTANTS:
             self.steps.append(Step(name, reads, written, results[0].numel()))
-        elif written and not name.startswith(("empty", "new_empty")):
+        else:
             self.steps.append(Step(name, reads, written, fixed=[Launch("others", (name,), moved)]))
 
     def _convolve(self, node: Node) -> None:
         """A copy of a slice of a map, the convolution, and the sum with its bias."""
-        x, weight, bias, *_ = node.args
+        x, weight, bias = cast(list[Node], node.args[:3])
         given, reads, size = x.meta["val"], self._reads([x, weight]), bytes_of(node.meta["val"])
         parts = []
         if not (given.is_contiguous(memory_format=torch.channels_last) or given.is_contiguous()):
@@ -315,13 +266,13 @@ class Notes(TorchDispatchMode):
     """Notes what torch launches for an operator beside its kernels."""
 
     def __init__(self, listed: list[Launch]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.listed = listed
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function._schema.name.split("::")[1]
-        touched = [x for x in tree_leaves((args, result)) if isinstance(x, Tensor)]
+        touched = [x for x in tree_leaves((() if name in CONSTANTS else args, result)) if isinstance(x, Tensor)]
         moved = sum(map(bytes_of, touched))
         if moved and not name.startswith(("empty", "new_empty")) and not has_views(function):
             self.listed.append(Launch("others", (name,), moved))
@@ -337,29 +288,12 @@ def launched(name: str, node: Node) -> list[Launch]:
         listed.append(Launch("linvit", (kernel.__name__,), sum(map(bytes_of, given.values()))))
 
     values = tree_map_only(Node, lambda each: each.meta["val"], list(node.args))
-    values = tree_map_only(Tensor, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), values)
+    values = tree_map_only(
+        Tensor, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), values
+    )
     with patch.object(triton.JITFunction, "run", note), Notes(listed):
         CODE[name]._init_fn(*values)  # the function itself: the operator would only tell the shapes
     return listed
-
-
-def is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and has_views(node.target)
-
-
-def has_views(function: Any) -> bool:
-    """Whether an operator returns its input in another form."""
-    returns = function._schema.returns
-    return function._schema.name == "aten::_unsafe_view" or any(x.alias_info is not None for x in returns)
-
-
-def tensors_of(node: Node) -> list[Tensor]:
-    return [x for x in tree_leaves(node.meta["val"]) if isinstance(x, Tensor)]
-
-
-def bytes_of(x: Tensor) -> int:
-    """Of the numbers of a tensor, without those that are repeated."""
-    return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
 
 
 def total(reads: Reads) -> int:
@@ -374,23 +308,25 @@ def _whole(name: Name, parts: Mapping[Any, int]) -> int:
     return bytes_of(value if isinstance(value, Tensor) else value[name.result])
 
 
-def counted(name: str, fused: bool, kernels: bool) -> dict[str, Count]:
-    """The counts of a network, folded or not, with linvit's kernels or without: "eager" and "grouped"."""
+def counted(name: str, way: str, batch: int = BATCH, size: int = SIZE) -> tuple[Count, Count]:
+    """The counts of a network run in a way of WAYS, by eager torch and grouped."""
+    folded, kernels = WAYS[way]
     network = timm.create_model(name).eval().requires_grad_(False)
     with pretended(kernels):
-        graph = traced(linvit.fuse(network) if fused else network)
-        return {way: Count.of(launches(graph, way == "grouped")) for way in ("eager", "grouped")}
+        graph = traced(linvit.fuse(network) if folded else network, batch, size)
+        eager, grouped = (Count.of(launches(graph, grouped)) for grouped in (False, True))
+    return eager, grouped
 
 
 def table(names: Sequence[str]) -> str:
     """Markdown: a row for each network and way to run it."""
-    heads = ("network", "folded", "kernels of linvit", "run", "launches", "GB", *KINDS)
-    lines = [heads, ["---"] * 4 + ["---:"] * (len(heads) - 4)]
+    heads = "network", "run", "eager: launches", "GB", "grouped: launches", "GB", *KINDS
+    lines: list[Sequence[str]] = [heads, ("---", "---", *["---:"] * (len(heads) - 2))]
     for name in names:
-        for fused, kernels in ((False, False), (True, False), (False, True), (True, True)):
-            for way, count in counted(name, fused, kernels).items():
-                texts = name, *("yes" if x else "no" for x in (fused, kernels)), way
-                lines.append((*texts, str(count.launches), f"{count.gigabytes:.2f}", *map(str, count.kinds.values())))
+        for way in WAYS if is_ours(name) else PLAIN:
+            eager, grouped = counted(name, way)
+            cells = [x for count in (eager, grouped) for x in (str(count.launches), f"{count.gigabytes:.2f}")]
+            lines.append((f"`{name}`", way, *cells, *map(str, grouped.kinds.values())))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
