@@ -58,7 +58,8 @@ ALONE = {
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var_mean", "_softmax", "native_layer_norm", "linalg_vector_norm"}
 JOINING = {"cat", "stack"}
 MOVING = {"clone", "_to_copy", "constant_pad_nd", "copy", "native_batch_norm", "roll", "slice_scatter"}
-CONSTANTS = set("arange linspace full zeros ones zeros_like ones_like full_like new_full new_zeros new_ones".split())
+FILLED = "full", "zeros", "ones"
+CONSTANTS = {"arange", "linspace", *FILLED, *(f"{name}_like" for name in FILLED), *(f"new_{name}" for name in FILLED)}
 CODE = {
     "attend": attend,
     "attend_packed": attend_packed,
