@@ -19,7 +19,7 @@ from linvit.layers.convolutions import DepthwiseConv
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets in this process")
 FOLDED = "folded, all kernels"
 # Grouped launches and GB of 64 images of 224 px, as counted and 2 % more. They are above the goals, 125 and 5.3 of the
-# pyramids, 165 and 2.8 of CARE; docs/contribute/gpu.md says what is between.
+# pyramids, 165 and 2.8 of CARE; docs/evidence/gpu.md says what is between.
 BUDGETS = {"ravlt_tiny": (176, 6.29), "mavit_tiny": (168, 6.23), "care_s0": (241, 3.24)}
 MAP = 2 * 8 * 16 * 16 * 2  # bytes of a map of eight channels of two images of 16 px
 IMAGES = 2 * 3 * 16 * 16 * 2
