@@ -189,8 +189,8 @@ class Steps:
         reads: Reads = {}
         for node in nodes:
             for x in tensors_of(node) if node in self.home else ():
-                part = tuple(x.shape), x.stride(), x.storage_offset()
-                reads.setdefault(self.home[node], {})[part] = bytes_of(x)
+                place = tuple(x.shape), x.stride(), x.storage_offset()
+                reads.setdefault(self.home[node], {})[place] = bytes_of(x)
         return reads
 
 
