@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linvit.arguments import is_traced
 from linvit.errors import SettingError, refuse
 from linvit.layers.checks import (
     Depth,
@@ -150,7 +151,7 @@ class Conformer(Checked, nn.Module):
             lengths = torch.full((features.shape[0],), features.shape[1], device=features.device)
         else:
             check_whole_numbers("lengths", lengths, (len(features),), 1, features.shape[1])
-            padded = bool((lengths < features.shape[1]).any())
+            padded = is_traced() or bool((lengths < features.shape[1]).any())  # no value decides what a graph has
         x = self.dropout(self.subsampling(features, lengths if padded else None))
         lengths = subsampled(lengths)
         valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None] if padded else None
