@@ -5,7 +5,7 @@ same code is traced again, up to a limit, if it has other numbers or objects; no
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -22,8 +22,9 @@ from linvit.formulas.trace import trace_map, trace_normalizer
 MOST = 256  # formulas that are kept, and traces of functions with the same code
 FAILURE = 32  # traces that one in vain counts as
 _formulas: OrderedDict[Any, tuple[list[Any], Formula | Untraceable, dict[int, int]]] = OrderedDict()
-_traces: Counter[Hashable] = Counter()
-_errors: dict[Hashable, Untraceable] = {}  # the latest of functions with that code
+_traces: Counter[int] = Counter()  # by the id of the code
+_errors: dict[int, Untraceable] = {}  # the latest of functions with that code
+BY_VALUE = int | float | str  # what functions find that is the same if it is equal
 
 
 @cache
@@ -39,17 +40,18 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
         Untraceable: if the function cannot become device code.
     """
     code, values = _parts(function)
-    key = code, *(_kind(x, values) for x in values), heads, width, device
-    if key not in _formulas or _lacks_gradients(_formulas[key][1]):
-        formula = _traced(function, code, heads, width, device)
-        kept, places = [x for x in values if not isinstance(x, int | float | Tensor)], dict[int, int]()  # so ids stay
+    key = id(code), *[_kind(x, values) for x in values], heads, width, device
+    entry = _formulas.get(key)
+    if entry is None or _lacks_gradients(entry[1]):
+        formula = _traced(function, id(code), heads, width, device)
+        kept, places = [code, *(x for x in values if not isinstance(x, BY_VALUE | Tensor))], dict[int, int]()
         if isinstance(formula, Formula):
             places = {slot: i for i, x in enumerate(values) for slot, held in formula.held.items() if held is x}
             formula = formula.holding(dict.fromkeys(places, torch.empty(0)))  # another call has its own
-        _formulas[key] = kept, formula, places
+        _formulas[key] = entry = kept, formula, places  # kept, so that ids stay
         if len(_formulas) > MOST:
             _formulas.popitem(last=False)
-    _, formula, places = _formulas[key]
+    _, formula, places = entry
     if isinstance(formula, Untraceable):
         raise Untraceable(str(formula))
     return formula.holding({slot: values[i] for slot, i in places.items()})
@@ -59,7 +61,7 @@ def _kind(x: Any, values: list[Any]) -> Any:
     """What a formula depends on of a number, tensor or object that its function finds by name."""
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad, next(i for i, other in enumerate(values) if other is x)
-    return x if isinstance(x, int | float) else id(x)
+    return x if isinstance(x, BY_VALUE) else id(x)
 
 
 def _lacks_gradients(formula: Formula | Untraceable) -> bool:
@@ -68,7 +70,7 @@ def _lacks_gradients(formula: Formula | Untraceable) -> bool:
 
 
 def _traced(
-    function: Callable[..., Any], code: Hashable, heads: int, width: int | None, device: torch.device
+    function: Callable[..., Any], code: int, heads: int, width: int | None, device: torch.device
 ) -> Formula | Untraceable:
     if _traces[code] >= MOST:
         reason = f"functions of this code have been made {MOST} times, and each must be traced: make one and keep it"
@@ -84,16 +86,16 @@ def _traced(
         return error
 
 
-def _parts(function: Callable[..., Any]) -> tuple[Hashable, list[Any]]:
-    """The code of a function, and the objects and numbers that it finds by name: equal if it computes the same."""
+def _parts(function: Callable[..., Any]) -> tuple[Any, list[Any]]:
+    """The code of a function, and the objects and numbers that it finds by name: the same if it computes the same."""
     if isinstance(function, partial):
         code, values = _parts(function.func)
-        return code, [*values, *function.args, *function.keywords.values()]
+        return code, [*values, *function.args, *function.keywords, *function.keywords.values()]
     if isinstance(function, nn.Module):
         numbers = [x for each in function.modules() for x in vars(each).values() if isinstance(x, int | float)]
         return function, [*function.parameters(), *function.buffers(), *numbers]
     if not isinstance(function, FunctionType):
-        return (function, []) if isinstance(function, Hashable) else (id(function), [function])
+        return function, []
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     names = [function.__globals__.get(name) for name in function.__code__.co_names]

@@ -390,6 +390,13 @@ def test_code_that_cannot_be_traced_is_not_tried_for_ever(no_formulas):
     assert len(calls) <= 8
 
 
+def test_arguments_by_name_are_told_apart(no_formulas):
+    cpu = torch.device("cpu")
+    names = ({"factor": 2.0, "shift": 3.0}, {"shift": 2.0, "factor": 3.0})
+    one, two = (formulas.formula_of(partial(shifted_by, **numbers), 2, 5, cpu) for numbers in names)
+    assert one.digest != two.digest
+
+
 def test_a_function_that_has_no_hash_is_traced(no_formulas):
     @dataclass
     class Scaled:
