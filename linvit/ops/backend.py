@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import is_traced, kind
+from linvit.formulas import Untraceable, formula_of
 
 BACKENDS = ("auto", "torch", "triton", "cpp")
 PREBUILT = Path(__file__).parents[1] / "kernels" / "cpu" / "prebuilt"  # only in wheels with compiled kernels
@@ -83,8 +84,6 @@ def _formula(given: Any, query: Tensor, is_map: bool, whose: str = "") -> Any:
     name = "feature_map" if is_map else "normalizer"
     if is_traced():
         raise ValueError(f"{whose}{name}: a compiler or exporter is tracing the model, and takes the function itself")
-    from linvit.formulas import Untraceable, formula_of
-
     try:
         return formula_of(given, query.shape[1], query.shape[-1] if is_map else None, query.device)
     except Untraceable as error:
