@@ -203,8 +203,8 @@ def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     assert "Give either a run or --model with --checkpoint, not both" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
     said = refused("eval", run.parent / f"{run.name}s")
-    assert "There is no run or checkpoint at" in said
-    assert f"give the folder of a run or a checkpoint file. Did you mean {run.name!r}?" in said
+    assert "No run or checkpoint was found at" in said
+    assert f"pass a run's folder or a checkpoint file. Did you mean {run.name!r}?" in said
     assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
     assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
     assert "does not say which model" in refused("eval", tmp_path / "nano.pth")

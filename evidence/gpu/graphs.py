@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,7 +21,7 @@ from linvit.kernels import depthwise_launch, launch, record, softmax_launch, sup
 BATCH, SIZE = 64, 224
 
 
-@torch.library.custom_op("evidence::softmax_attention", mutates_args=())
+@library.custom_op("evidence::softmax_attention", mutates_args=())
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Stands for torch's kernel, which cannot be chosen without a GPU."""
     return room(query, value)

@@ -4,8 +4,9 @@ A function is traced once; its numbers become constants, and its tensors are rea
 same code is traced again, up to a limit, if it has other numbers or objects; not for other tensors of the same kind.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -22,9 +23,17 @@ from linvit.formulas.trace import trace_map, trace_normalizer
 MOST = 256  # formulas that are kept, and traces of functions with the same code
 FAILURE = 32  # traces that one in vain counts as
 _formulas: OrderedDict[Any, tuple[list[Any], Formula | Untraceable, dict[int, int]]] = OrderedDict()
-_traces: Counter[int] = Counter()  # by the id of the code
-_errors: dict[int, Untraceable] = {}  # the latest of functions with that code
+_traces: OrderedDict[int, "Traces"] = OrderedDict()  # by the id of the code
 BY_VALUE = int | float | str  # what functions find that is the same if it is equal
+
+
+@dataclass
+class Traces:
+    """How often functions of a code were traced, and the latest error. The code is kept, so that its id stays."""
+
+    code: Any
+    count: int = 0
+    error: Untraceable | None = None
 
 
 @cache
@@ -43,7 +52,7 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     key = id(code), *[_kind(x, values) for x in values], heads, width, device
     entry = _formulas.get(key)
     if entry is None or _lacks_gradients(entry[1]):
-        formula = _traced(function, id(code), heads, width, device)
+        formula = _traced(function, code, heads, width, device)
         kept, places = [code, *(x for x in values if not isinstance(x, BY_VALUE | Tensor))], dict[int, int]()
         if isinstance(formula, Formula):
             places = {slot: i for i, x in enumerate(values) for slot, held in formula.held.items() if held is x}
@@ -70,19 +79,22 @@ def _lacks_gradients(formula: Formula | Untraceable) -> bool:
 
 
 def _traced(
-    function: Callable[..., Any], code: int, heads: int, width: int | None, device: torch.device
+    function: Callable[..., Any], code: Any, heads: int, width: int | None, device: torch.device
 ) -> Formula | Untraceable:
-    if _traces[code] >= MOST:
+    traces = _traces.setdefault(id(code), Traces(code))
+    if len(_traces) > MOST:
+        _traces.popitem(last=False)
+    if traces.count >= MOST:
         reason = f"functions of this code have been made {MOST} times, and each must be traced: make one and keep it"
-        return _errors.get(code, Untraceable(reason))
-    _traces[code] += 1
+        return traces.error or Untraceable(reason)
+    traces.count += 1
     try:
         if width is None:
             return trace_normalizer(function, heads, device)
         return trace_map(function, heads, width, device)
     except Untraceable as error:
-        _traces[code] += FAILURE
-        _errors[code] = error
+        traces.count += FAILURE
+        traces.error = error
         return error
 
 

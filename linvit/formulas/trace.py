@@ -114,20 +114,24 @@ class Formula:
         """Whether the derivative is also by all tensors that need a gradient."""
         return all(slot in self.gradient_slots for slot, x in self.outside.held.items() if x.requires_grad)
 
-    def parameter_rows(self, heads: int, width: int, columns: int, constants: Sequence[float] = ()) -> Tensor | None:
+    def parameter_rows(self, heads: int, width: int, columns: int, eps: float) -> Tensor | None:
         """The parameters as device code reads them, (heads, any, columns) of float32: a row each, zeros from width on.
 
         What device code sums over tokens, in the order of `sums`, is the gradient of these rows; from it the tensors
         that the function holds get theirs. None without parameters.
 
         Args:
-            width, columns: 1 of a normalizer.
-            constants: scale and eps of a normalizer.
+            heads, width: of the queries; a normalizer has one column.
+            columns: of a row of a feature map, at least the width.
+            eps: of the normalizer.
         """
         if not self.parameters:
             return None
-        tensors = [*(x.new_tensor(number) for x, number in zip(self.tensors, constants, strict=False))]
-        rows: Tensor = _Rows.apply(self, (heads, width, columns), *tensors, *self.tensors[len(tensors) :])
+        if self.is_map:
+            rows: Tensor = _Rows.apply(self, (heads, width, columns), *self.tensors)
+            return rows
+        scale_and_eps = [x.new_tensor(number) for x, number in zip(self.tensors, (width**-0.5, eps), strict=False)]
+        rows = _Rows.apply(self, (heads, 1, 1), *scale_and_eps, *self.tensors[2:])
         return rows
 
     def parameter_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:

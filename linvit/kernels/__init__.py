@@ -170,8 +170,7 @@ def _named(
             parameters.append(None)
         else:
             names.append(name_of(given))
-            constants, size = ((), width) if given.is_map else ((width**-0.5, eps), 1)
-            parameters.append(given.parameter_rows(heads, size, padded(width) if given.is_map else 1, constants))
+            parameters.append(given.parameter_rows(heads, width, padded(width), eps))
     return tuple(names), tuple(parameters)
 
 

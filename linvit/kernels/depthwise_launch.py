@@ -211,25 +211,16 @@ depthwise_gradients = library.custom_op(
 
 @depthwise_gradients.register_fake
 def _(
-    grad: Tensor,
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    y: Tensor | None,
-    gate: Tensor | None,
-    groups: Sequence[int],
-    gelu: bool,
-    residual: bool,
-    of_input: bool,
-    of_weights: bool,
+    grad: Tensor, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], y: Tensor, gate: Tensor, *rest: Any
 ) -> list[Tensor]:
-    def given(wanted: bool) -> Tensor:
+    *_, of_input, of_weights = rest
+
+    def room(wanted: bool) -> Tensor:
         return empty_map(x) if wanted else x.new_empty(0)
 
     shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
-    like = (*weights, *weights)
-    of_each = [w.new_empty(shape if of_weights else 0) for w, shape in zip(like, shapes, strict=True)]
-    return [given(gate is not None), given(gate is not None), given(of_input), *of_each]
+    of_each = [w.new_empty(shape if of_weights else 0) for w, shape in zip((*weights, *weights), shapes, strict=True)]
+    return [room(gate is not None), room(gate is not None), room(of_input), *of_each]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

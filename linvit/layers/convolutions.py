@@ -74,7 +74,7 @@ class DepthwiseConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
-        out = _in_one_launch(x, [[self]])
+        out = depthwise_on_gpu(x, [[self]], asking=self)
         if out is not None:
             return out
         kernels = None if self.kernel_size == (3, 3) else built_for_cpu()
@@ -101,35 +101,19 @@ def depthwise_on_gpu(
     gate: Tensor | None = None,
     gelu: bool = False,
     residual: bool = False,
+    asking: nn.Module | None = None,
 ) -> Tensor | None:
     """(y + h + the convolutions of h) · gate, h = GELU(x) or x, in one launch; None where plain torch has to do it.
 
     groups: the convolutions of each group of channels, one or two; the results of two are added. Layers that were
-    wrapped, patched or given hooks compute for themselves.
+    wrapped, patched or given hooks compute for themselves. asking: the layer that calls this, whose hooks have run.
     """
-    if depthwise_kernels_for(x) is None or not all(_is_unchanged(layer) for group in groups for layer in group):
-        return None
-    return _in_one_launch(x, cast(Sequence[Sequence[nn.Conv2d]], groups), y, gate, gelu, residual)
-
-
-def _is_unchanged(layer: nn.Module) -> bool:
-    changed = "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer) is DepthwiseConv and not changed
-
-
-def _in_one_launch(
-    x: Tensor,
-    groups: Sequence[Sequence[nn.Conv2d]],
-    y: Tensor | None = None,
-    gate: Tensor | None = None,
-    gelu: bool = False,
-    residual: bool = False,
-) -> Tensor | None:
     kernels = depthwise_kernels_for(x)
-    if kernels is None:
-        return None
     layers = [layer for group in groups for layer in group]
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
+    if kernels is None or not all(layer is asking or _is_unchanged(layer) for layer in layers):
+        return None
+    weights = [cast(nn.Conv2d, layer).weight for layer in layers]
+    biases = [layer.bias for layer in layers if isinstance(layer.bias, Tensor)]
     if torch.is_autocast_enabled(x.device.type) and not residual:
         x = x.to(torch.get_autocast_dtype(x.device.type))  # as a convolution does, but a sum does not
     if len(biases) not in (0, len(layers)) or kernels.depthwise_obstacle(x, weights, (y, gate)) is not None:
@@ -137,6 +121,11 @@ def _in_one_launch(
     around: dict[str, Any] = {"y": y, "gate": gate, "gelu": gelu, "residual": residual}
     out: Tensor = kernels.depthwise_convolutions(x, weights, biases, groups=[len(group) for group in groups], **around)
     return out
+
+
+def _is_unchanged(layer: nn.Module) -> bool:
+    changed = "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is DepthwiseConv and not changed
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:

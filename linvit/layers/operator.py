@@ -84,8 +84,8 @@ class Operator(nn.Module):
         feature_map: replaces that of the mechanism; names or functions, as for all three in `linear_attention`.
         weighting: replaces that of the mechanism; "learned" uses a learned vector per head in place of the mean query.
         normalizer: replaces that of the mechanism; "learned" reads β·s·num·v - γ·u with β (initially 1) and γ
-            (initially 0) learned per head. Of an nn.Module in the place of a function, for all three, every layer
-            gets a copy, whose parameters are the layer's.
+            (initially 0) learned per head. Any of the three functions may be an nn.Module: each layer gets its own copy
+            and owns the copy's parameters.
         causal: each token sees only itself and the tokens before it.
         place: where the attention is used: "maps", "sequences" or "images"; None allows every mechanism.
 

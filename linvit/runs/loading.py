@@ -65,7 +65,7 @@ def load_run(
     if not path.exists():
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
         raise FileNotFoundError(
-            f"There is no run or checkpoint at {path}: give the folder of a run or a checkpoint file."
+            f"No run or checkpoint was found at {path}: pass a run's folder or a checkpoint file."
             f"{nearest(path.name, beside)}"
         )
     on_hub = path.is_dir() and (path / HUB_CONFIG).is_file() and (path / HUB_WEIGHTS).is_file()

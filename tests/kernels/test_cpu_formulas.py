@@ -36,10 +36,10 @@ def mixed(p):
     return lambda x: x.norm(dim=-1, keepdim=True) * p.exp() + x * x
 
 
-def curved(strength, rest):
+def curved(strength, rest, uses_mass):
     def normalizer(num, den, mass, scale, eps):
-        level = num * rest / mass.sqrt().where(mass > 0, 1) + scale * strength
-        return strength / (num * num + den + eps), level
+        share = rest / mass.sqrt().where(mass > 0, 1) if uses_mass else rest
+        return strength / (num * num + den + eps), num * share + scale * strength
 
     return normalizer
 
@@ -54,22 +54,18 @@ def compare(tensors, rotary=None, **options):
 
     def call(query, key, value, p, strength, rest, backend):
         tables = None if rotary is None else type(rotary)(*(table.to(p.dtype) for table in rotary))
-        normalizer = curved(strength, rest) if uses_mass else "magnitude"
-        maps = {"feature_map": (torch.sigmoid, mixed(p)), "normalizer": normalizer}
+        maps = {"feature_map": (torch.sigmoid, mixed(p)), "normalizer": curved(strength, rest, uses_mass)}
         return linear_attention(query, key, value, rotary=tables, backend=backend, **maps, **options)
 
-    learned = (p, strength, rest) if uses_mass else (p,)
-
     def all_of(dtype, backend):
-        leaves = [x.to(dtype or x.dtype).requires_grad_() for x in (*tensors, *learned)]
-        rest_of = [None] * (3 - len(learned))
-        out = call(*leaves, *rest_of, backend)
+        leaves = [x.to(dtype or x.dtype).requires_grad_() for x in (*tensors, p, strength, rest)]
+        out = call(*leaves, backend)
         return [out, *torch.autograd.grad(out, leaves, grad.to(tensors[0].dtype).to(out.dtype))]
 
     found, twin, exact = all_of(None, "cpp"), all_of(None, "torch"), all_of(torch.float64, "torch")
     rounding = 1e-6 * max(x.norm() for x in exact[1:])  # a sum over tokens may cancel
     names = "output", "query", "key", "value", "map", "strength", "rest"
-    for name, ours, torchs, true in zip(names, found, twin, exact, strict=False):
+    for name, ours, torchs, true in zip(names, found, twin, exact, strict=True):
         error, allowed = ((x.double() - true).norm() for x in (ours, torchs))
         assert ours.shape == true.shape
         assert error <= 3 * max(allowed, rounding), name

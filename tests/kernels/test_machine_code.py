@@ -69,7 +69,7 @@ def compile_all(
     visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, heads, tokens) if masked else None
     cu_seqlens = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32) if packed else None
     formula = trace_map(MAPS[example].holding(MAPS[example].tensors(True)), HEADS, WIDTH)
-    rows = formula.parameter_rows(HEADS, WIDTH, padded(WIDTH))
+    rows = formula.parameter_rows(HEADS, WIDTH, padded(WIDTH), 0)
     inputs = launch.Inputs(query, key, value, rotary, visible, None, cu_seqlens, (rows, rows, None))
     with compiling(capability):
         for query_mean, normalizer in presets:

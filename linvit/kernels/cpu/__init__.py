@@ -161,8 +161,7 @@ def _numbered(
             parameters.append(None)
         else:
             numbers.append(compile_formula(given))
-            constants, size = ((), width) if given.is_map else ((width**-0.5, eps), 1)
-            rows = given.parameter_rows(heads, size, size, constants)
+            rows = given.parameter_rows(heads, width, width, eps)
             parameters.append(None if rows is None else rows.flatten(1).expand(batch, -1, -1))
     return tuple(numbers), tuple(parameters)
 
