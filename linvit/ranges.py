@@ -204,10 +204,10 @@ def nearest(name: object, names: Iterable[str]) -> str:
     last_parts = {key.rpartition(".")[2]: key for key in names}
     last_part = str(name).rpartition(".")[2]
     matches = get_close_matches(str(name), names)
-    if matches:  # of equally near ones, the one that begins alike: mala for malla, not mlla
-        ratios = {match: SequenceMatcher(None, match, str(name)).ratio() for match in matches}
-        beginnings = {match: len(os.path.commonprefix([match, str(name)])) for match in matches}
-        matches = [max(matches, key=lambda match: (ratios[match], beginnings[match]))]
+    if matches:  # of equally near ones, that which begins alike: for malla mala, not mlla
+        ratio = {match: SequenceMatcher(None, str(name), match).ratio() for match in matches}
+        alike = {match: sum(a == b for a, b in zip(match, str(name), strict=False)) for match in matches}
+        matches.sort(key=lambda match: (ratio[match], alike[match]), reverse=True)
     matches = matches or [last_parts[match] for match in get_close_matches(last_part, last_parts, n=1)]
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
