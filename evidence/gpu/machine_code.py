@@ -170,8 +170,9 @@ def _code(binary: Any, products: tuple[str, ...], work: float) -> Code:
         target = re.search(r"0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
         if target and int(target[1], 16) < address:
             loops.append([each for at, each, _ in instructions if int(target[1], 16) <= at <= address])
-    # The first loop that has most products: the others are for the last tokens, or exponents out of range.
-    main = max(loops, key=lambda loop: sum(name.startswith(products) for name in loop))
+    # The first loop that has most products: the others are for the last tokens, or exponents out of range. With a loop
+    # of one step there is none.
+    main = max(loops or [[name for _, name, _ in instructions]], key=lambda loop: sum(name.startswith(products) for name in loop))
     barriers = sum(name.startswith("BAR") for name in main)
     return Code(int(usage[1]), int(usage[2]), barriers, math.ceil(len(main) * work))
 

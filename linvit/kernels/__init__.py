@@ -1,6 +1,7 @@
 """Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`).
 
-And for GPUs the softmax attention of short sequences, with its rotation, and depthwise convolutions.
+And for GPUs the softmax attention of short sequences, with its rotation, depthwise convolutions, and products with
+what surrounds them.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from linvit.kernels import cpu as cpu
 from linvit.kernels.support import depthwise_obstacle as depthwise_obstacle
 from linvit.kernels.support import obstacle as obstacle
 from linvit.kernels.support import padded
+from linvit.kernels.support import product_obstacle as product_obstacle
 from linvit.kernels.support import softmax_obstacle as softmax_obstacle
 
 Map = str | Formula  # a feature map or normalizer
@@ -150,6 +152,46 @@ def depthwise_convolutions(
     from linvit.kernels.depthwise_launch import depthwise  # Triton is optional
 
     out: Tensor = depthwise(x, weights, biases, y, gate, groups, gelu, residual)
+    return out
+
+
+def surrounded_product(
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    activation: str = "none",
+    residual: Sequence[Tensor] = (),
+    scale: Tensor | None = None,
+    added: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+) -> Tensor:
+    """activation(norm(x) · weight + bias) + residual · scale + added, where `product_obstacle` returns None.
+
+    One launch, without gradients. Sums are in float32 and have a fixed order.
+
+    Args:
+        inputs: x (batch, height, width, channels), channels innermost and pixels at equal distances; or two maps whose
+            channels side by side are those of x, only with a linear layer.
+        weight: (channels out, channels) of a linear layer, or (channels out, channels, height, width) of a convolution.
+        bias: (channels out,).
+        eps: of a layer norm without weights over the channels of x, only of one map and with a linear layer; None for
+            no norm.
+        activation: "none", "gelu" (the exact one) or "silu".
+        residual: one or two maps that have the channels of the output, side by side.
+        scale: (channels out,), multiplies them.
+        added: another map of the output's shape.
+        stride, padding: of a convolution.
+
+    Returns:
+        (batch, height, width, channels out), contiguous, in the dtype of x.
+    """
+    from linvit.kernels.product_launch import product  # Triton is optional
+
+    around = eps, activation, residual, scale, added, stride, padding
+    out: Tensor = product(inputs, weight, bias, *around)
     return out
 
 

@@ -33,6 +33,7 @@ CALLS = {  # the functions that start the kernels, and the code that is traced f
     "causal": ("causal_forward", "causal_backward", "formulas"),
     "softmax": ("softmax_forward", "softmax_backward"),
     "depthwise": ("depthwise_forward", "depthwise_backward"),
+    "product": ("product_forward",),
 }
 _warn_once = cache(logging.getLogger(__name__).warning)
 _decided: bool | None = None

@@ -46,6 +46,7 @@ SHARED = {
     },
     "softmax": dict.fromkeys((torch.float16, torch.bfloat16), (47104, 61440, 73728, 163840)),
     "depthwise": dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), (1024,) * 4),  # at any width
+    "product": dict.fromkeys((torch.float16, torch.bfloat16), (99328,) * 4),
 }
 
 
@@ -130,6 +131,49 @@ def depthwise_obstacle(x: Tensor, weights: Sequence[Tensor], others: Sequence[Te
     return missing
 
 
+def product_obstacle(
+    inputs: Sequence[Tensor], weight: Tensor, others: Sequence[Tensor | None], stride: int = 1, padding: int = 0
+) -> str | None:
+    """Why the kernel cannot multiply maps (batch, height, width, channels), as a clause; None if it can.
+
+    others: maps as large as the output that are added, whose channels may be parts of it.
+    """
+    added = [other for other in others if other is not None]
+    maps = [*inputs, *added]
+    if not torch.compiler.is_compiling() and transforms():
+        return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, weight)):
+        return "a gradient is needed, which the kernel does not have"
+    if any(x.dim() != 4 or 0 in x.shape for x in maps) or len(inputs) > 2:
+        return "the kernel needs one or two maps (batch, height, width, channels) that are not empty"
+    if inputs[0].dtype not in DTYPES or any(x.dtype != inputs[0].dtype or x.device != inputs[0].device for x in maps):
+        return f"the maps are {inputs[0].dtype}, or differ in dtype or device"
+    height, width = inputs[0].shape[1:3]
+    sizes = [(inputs, (height, width)), (added, output_size((height, width), weight, stride, padding))]
+    for some, size in sizes:
+        if any(tuple(x.shape[:3]) != (len(inputs[0]), *size) for x in some):
+            return "the maps have other sizes than the input or the output"
+    if any(not _in_a_row(x) for x in maps) or (weight.dim() == 4 and inputs[0].stride(2) != inputs[0].shape[3]):
+        return "the channels of a map are not next to each other in memory, or its pixels not at equal distances"
+    missing: str | None = machine_obstacle(inputs[0].device, inputs[0].dtype, calls="product")
+    return missing
+
+
+def output_size(size: tuple[int, int], weight: Tensor, stride: int, padding: int) -> tuple[int, int]:
+    """Height and width of what a linear layer, or a convolution, makes of a map of this size."""
+    if weight.dim() == 2:
+        return size
+    height, width = ((side + 2 * padding - k) // stride + 1 for side, k in zip(size, weight.shape[2:], strict=True))
+    return height, width
+
+
+def _in_a_row(x: Tensor) -> bool:
+    """Whether pixels (batch, height, width, channels) are at equal distances, and their channels are neighbours."""
+    _, height, width, channels = x.shape
+    wanted = x.stride(2) * width * height, x.stride(2) * width, x.stride(2), 1
+    return all(size == 1 or step == want for size, step, want in zip(x.shape, x.stride(), wanted, strict=True))
+
+
 def inputs_obstacle(
     query: Tensor,
     value: Tensor,
@@ -203,7 +247,7 @@ def machine_obstacle(
         rows = SHARED[calls]
         kind = torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16
         if kind not in rows:
-            return f"{calls} attention in {kind} has no kernel"
+            return f"there is no kernel of {calls} in {kind}"
         needed = rows[kind][PADDED.index(columns)]
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
         if needed > limit:

@@ -113,6 +113,15 @@ def depthwise_kernels_for(x: Tensor) -> ModuleType | None:
     return kernels
 
 
+def product_kernels_for(x: Tensor) -> ModuleType | None:
+    """The kernels, if that of products may be used on the device of a tensor."""
+    if not _has_passed(x, "product"):
+        return None
+    from linvit import kernels
+
+    return kernels
+
+
 def _ready(query: Tensor, causal: bool | str | None) -> ModuleType | None:
     """The kernels that "auto" may use on this device."""
     if not query.is_cuda:
