@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from evidence.gpu.machine_code import PROCESSORS
-from linvit.kernels import depthwise_launch, launch, record, softmax_launch, support
+from linvit.kernels import depthwise_launch, launch, product_launch, record, softmax_launch, support
 
 BATCH, SIZE = 64, 224
 
@@ -58,7 +58,7 @@ def pretended(kernels: Collection[str]) -> Iterator[None]:
         stack.enter_context(patch.object(record, "passed", lambda _, calls: calls in kernels))
         stack.enter_context(patch.object(support, "machine_obstacle", lambda *_, **__: None))
         stack.enter_context(patch.object(torch._C, "_conv_determine_backend_memory_format", order))
-        for module in (launch, depthwise_launch, softmax_launch):
+        for module in (launch, depthwise_launch, product_launch, softmax_launch):
             stack.enter_context(patch.object(module, "processors", lambda _: PROCESSORS))
         yield
 

@@ -37,6 +37,7 @@ from evidence.gpu.graphs import BATCH, SIZE, bytes_of, has_views, is_view, prete
 from linvit.kernels import record
 from linvit.kernels.depthwise_launch import depthwise
 from linvit.kernels.operator import attend, attend_packed, attend_softmax
+from linvit.kernels.product_launch import product
 from linvit.models.by_name import is_ours
 
 NETWORKS = ("ravlt_tiny", "mavit_tiny", "care_s0", "deit_small_patch16_224", "convnext_tiny")
@@ -65,6 +66,7 @@ CODE = {
     "attend_packed": attend_packed,
     "attend_softmax": attend_softmax,
     "depthwise": depthwise,
+    "product": product,
 }
 
 

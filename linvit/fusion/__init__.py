@@ -8,15 +8,16 @@ from torch import nn
 
 from linvit.arguments import check_network
 from linvit.errors import SettingError
-from linvit.fusion import care, graph, pyramid, timm_layers
+from linvit.fusion import care, cuda, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
 from linvit.ranges import lookup
 
 EAGER: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
 FORMS: dict[str, Folds] = {"eager": EAGER, "graph": EAGER | graph.FOLDS}
+DEVICES: dict[str, Folds] = {"cpu": {}, "cuda": cuda.FOLDS}
 
 
-def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
+def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> nn.Module:
     """A copy of the model for inference, with the same outputs from fewer and larger steps; see Fusing for inference.
 
     Batch norms, layer scales, the weights of layer norms, residual depthwise convolutions, CARE's parallel convolutions
@@ -29,15 +30,22 @@ def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
         model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
         form: "eager" for torch; "graph" for files of other runtimes, with maps that are never transposed.
 
+        for_device: "cuda" for GPUs, where linear layers and convolutions of RAVLT, MAViT and CARE take the norm before
+            them and the activation and sums after them, in one launch of linvit's kernel if `linvit check-gpu` has found
+            it exact. The outputs are the same on every device.
+
     Returns:
         A model of the same class with the same inputs, without gradients for its weights. It can be fused
         again, copied, pickled, exported, compiled and cast. Its state dict has other names and fits other fused
         copies of the same architecture. It stays in eval mode: `.train()` is a ValueError.
 
-    Raises ValueError if the model, or a module in it, is in train mode, and for an unknown form.
+    Raises ValueError if the model, or a module in it, is in train mode, for an unknown form or device, and for the form
+    "graph" of a GPU.
     """
     check_network("model", model)
-    table = lookup("form", form, FORMS)
+    table = lookup("form", form, FORMS) | lookup("for_device", for_device, DEVICES)
+    if form == "graph" and for_device == "cuda":
+        raise SettingError("`form` 'graph' is for files of other runtimes, and `for_device` 'cuda' for torch: choose one")
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise SettingError(

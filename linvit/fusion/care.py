@@ -10,7 +10,7 @@ from linvit.fusion.folds import OnLast, first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.mixer import Strips, ValueAttention, mixed
+from linvit.layers.mixer import Strips, ValueAttention, joined, mixed
 from linvit.models.care import CARE, CareHead
 from linvit.ops.backend import depthwise_kernels_for
 
@@ -61,7 +61,7 @@ class FusedMixer(nn.Module):
         if keeps_kernels(x):
             attended = cast(OnLast, self.groups[0]).layer
             attended = attended.strips if isinstance(attended, FusedStrips) else attended
-            return last(mixed(first(x), self.apart, attended, cast(list[DepthwiseConv], list(self.local))))
+            return last(joined(mixed(first(x), self.apart, attended, cast(list[DepthwiseConv], list(self.local)))))
         channels = x.split(self.widths, dim=-1)
         return torch.cat([group(y) for group, y in zip(self.groups, channels, strict=True)], dim=-1)
 

@@ -87,13 +87,17 @@ class Attention2d(AttentionLayer):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
+        return self.proj(self.mixed(x, rotary))
+
+    def mixed(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """The map that the last projection reads."""
         grid = (x.shape[-2], x.shape[-1])
         projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
         query, key, value = (tokens_of_map(y, self.heads) for y in projections[:3])
         y = self.operator.as_map(self.operator(query, key, value, rotary if self.rope else None), grid)
         values, gate = value.mT.flatten(1, 2).unflatten(-1, grid), projections[3] if self.projected else x
         out = self.at_once(y, values, gate)
-        return self.proj(self.gated(self.with_local(y, values), gate) if out is None else out)
+        return self.gated(self.with_local(y, values), gate) if out is None else out
 
     def at_once(self, y: Tensor, value: Tensor, gate: Tensor) -> Tensor | None:
         """`gated` of `with_local` in one launch; None where plain torch computes it, or something records the steps."""

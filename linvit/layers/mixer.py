@@ -32,19 +32,27 @@ class Strips(nn.Module):
         return self.vertical(x) + self.horizontal(x) if out is None else out
 
 
-def mixed(x: Tensor, widths: Sequence[int], attended: nn.Module, local: Sequence[DepthwiseConv]) -> Tensor:
-    """x with one group of channels attended to, or convolved by strips, and a local convolution of each other group."""
+def mixed(x: Tensor, widths: Sequence[int], attended: nn.Module, local: Sequence[DepthwiseConv]) -> list[Tensor]:
+    """x with one group of channels attended to, or convolved by strips, and a local convolution of each other group.
+
+    The results of one or several groups, in the order of their channels.
+    """
     groups = [[conv] for conv in local]
     strips = [[attended.vertical, attended.horizontal]] if isinstance(attended, Strips) else []
     if strips:
         out = depthwise_on_gpu(x, strips + groups)
         if out is not None:
-            return out
+            return [out]
     parts = x.split(list(widths), dim=1)
     convolved = depthwise_on_gpu(x[:, widths[0] :], groups) if groups else None
     if convolved is not None:
-        return torch.cat((attended(parts[0]), convolved), dim=1)
-    return torch.cat([layer(parts[i]) for i, layer in enumerate((attended, *local))], dim=1)
+        return [attended(parts[0]), convolved]
+    return [layer(parts[i]) for i, layer in enumerate((attended, *local))]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Maps whose channels lie side by side as one map."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)
 
 
 @register_notrace_module
@@ -113,11 +121,15 @@ class TokenMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, width, height, width) to features of the same shape."""
+        return joined(self.parts(x))
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """The features as maps whose channels lie side by side."""
         local = [conv for conv in (self.local3, self.local7) if conv is not None]
         if self.stacked:
             for conv in (*local, self.attended):
                 x = conv(x)
-            return x
+            return [x]
         return mixed(x, self.widths, self.attended, local)
 
 
