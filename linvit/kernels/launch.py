@@ -16,6 +16,7 @@ from linvit.kernels.short import attend_head
 from linvit.kernels.state import merge, merge_blocks, query_mean, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
+from linvit.kernels.tiles import pack_table
 
 
 class Setting(NamedTuple):
@@ -59,6 +60,7 @@ TILES = 16
 # shorter ones starting a second kernel would be the larger part; to be measured on a GPU (docs/contribute/gpu.md).
 AT_ONCE = 1024
 AT_ONCE_ALONE = 256
+PACKED = 1024  # numbers that a program of `pack_table` writes
 # Whether several programs share a head of few and wait for each other. Off until a GPU has shown that it is safe.
 WAITING = False
 
@@ -140,12 +142,14 @@ class Call:
     def table(self) -> tuple[Tensor | None, Tensor | None]:
         """Cosines and sines as float16 pairs in int32 for bfloat16, whose rounding is eight times as large.
 
-        Making it takes two launches, which only long sequences are worth.
+        Making it takes a launch, which only long sequences are worth.
         """
         cos, sin = self._rotary
         if cos is None or sin is None or self.dtype != torch.bfloat16:
             return cos, sin
-        return torch.stack((cos, sin), -1).half().view(torch.int32).squeeze(-1), None
+        pairs = torch.empty(cos.shape, dtype=torch.int32, device=cos.device)
+        pack_table[(-(-cos.numel() // PACKED),)](cos, sin, pairs, cos.numel(), NUMBERS=PACKED)
+        return pairs, None
 
     def parameters_with_sums(self, of_queries: str, of_keys: str, step: int = 1) -> tuple[Any, ...]:
         """The rows of parameters, and room for their gradients by program and tile; None where there are none.
@@ -254,7 +258,7 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         splits = call.splits("query_mean", call.queries)
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
         call.start(query_mean, splits, strided(query), mask, call.parameters, sums, cu_seqlens, call.tokens)
-        sums = _total(sums)
+        sums = _total(sums) if keep else sums  # one of gradients is as they need it; `summarize` adds the others itself
     states = _summaries(call, inputs, mask, sums, scale)
     _read(call, query, out, states, cu_seqlens, scale, options.eps)
     return out, states, sums
@@ -265,7 +269,8 @@ def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale
     splits = call.splits("summarize", call.keys)
     states = inputs.query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
     tensors = strided(inputs.key), strided(inputs.value), call.parameters, call.table, mask, strided(inputs.weights)
-    call.start(summarize, splits, *tensors, sums, states, inputs.cu_seqlens, call.key_tokens, scale)
+    parts = sums.shape[1] if sums is not None and sums.dim() == 3 else 1
+    call.start(summarize, splits, *tensors, sums, parts, states, inputs.cu_seqlens, call.key_tokens, scale)
     return _merged(call, states)
 
 

@@ -155,11 +155,16 @@ def query_mean(
 
 
 @triton.jit
-def load_query_mean(sums, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Mean of κ(q) of a head and the number of queries in it, from its row of sums (heads, width + 1)."""
-    row = sums + tl.program_id(0) * (WIDTH + 1)
-    count = tl.maximum(tl.load(row + WIDTH), 1.0)
-    return load_vector(row, COLUMNS, WIDTH) / count, count
+def load_query_mean(sums, parts, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Mean of κ(q) of a head and the number of queries in it, from its rows of sums (heads, parts, width + 1)."""
+    row = sums + tl.program_id(0) * parts * (WIDTH + 1)
+    total, count = load_vector(row, COLUMNS, WIDTH), tl.load(row + WIDTH)
+    for _ in range(1, parts):
+        row += WIDTH + 1
+        total += load_vector(row, COLUMNS, WIDTH)
+        count += tl.load(row + WIDTH)
+    count = tl.maximum(count, 1.0)
+    return total / count, count
 
 
 @triton.jit
@@ -284,6 +289,7 @@ def summarize(
     mask,
     weights,
     sums,
+    parts,
     states,
     cu_seqlens,
     tokens,
@@ -308,7 +314,7 @@ def summarize(
     k, v = head_of(key, at[0], at[1], at[2]), head_of(value, at[0], at[1], at[2])
     mean, given = None, (parameters[1], at[1])
     if sums is not None:
-        mean = load_query_mean(sums, COLUMNS, WIDTH)[0] * (scale * LOG2E)
+        mean = load_query_mean(sums, parts, COLUMNS, WIDTH)[0] * (scale * LOG2E)
     SHAPE: tl.constexpr = (ROWS, COLUMNS, WIDTH)
     VALUES: tl.constexpr = (ROWS, VALUE_COLUMNS, VALUE_WIDTH)
     row = states + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * SIZE

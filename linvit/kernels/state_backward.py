@@ -163,7 +163,7 @@ def read_backward(
     dr, du = tl.zeros((FOLD, COLUMNS), tl.float32), tl.zeros((VALUE_FOLD, VALUE_COLUMNS), tl.float32)
     dmean = None
     if mean_grads is not None:
-        _, count = load_query_mean(sums, COLUMNS, WIDTH)
+        _, count = load_query_mean(sums, 1, COLUMNS, WIDTH)
         dmean = load_vector(mean_grads + tl.program_id(0) * WIDTH, COLUMNS, WIDTH) / count
     first, whole, end = share_of(at[3], ROWS)
     PLAIN: tl.constexpr = mask is None or mean_grads is None
@@ -301,7 +301,7 @@ def summarize_backward(
     dS, dz, du, dr = load_state(state_grads + offset, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mean, overlap = None, 0.0
     if sums is not None:
-        mean = load_query_mean(sums, COLUMNS, WIDTH)[0] * (scale * LOG2E)
+        mean = load_query_mean(sums, 1, COLUMNS, WIDTH)[0] * (scale * LOG2E)
     if sums is not None or weights is not None:
         overlap = tl.sum(tl.sum(S * dS, 1), 0) + tl.sum(z * dz, 0)
     share = 1 / tl.where(n == 0, 1.0, n)

@@ -160,6 +160,16 @@ def features(x, inside, MAP: tl.constexpr, given, SHAPE):
 
 
 @triton.jit
+def pack_table(cos, sin, pairs, count, NUMBERS: tl.constexpr):
+    """Pairs of cosine and sine, float16 in int32, as `load_table` reads them."""
+    at = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
+    exists = at < count
+    c = tl.load(cos + at, mask=exists, other=0.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+    s = tl.load(sin + at, mask=exists, other=0.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+    tl.store(pairs + at, (c & 0xFFFF) | (s << 16), mask=exists)
+
+
+@triton.jit
 def load_table(rotary, begin, start, visible, SHAPE):
     """Cosines and sines of a tile's angles, float32. Only with a rotation: Triton 3.6 returns no tuples of None.
 

@@ -207,5 +207,8 @@ def _angles(
     exponents = torch.linspace(0, 1, pairs if endpoint else pairs + 1, dtype=dtype, device=device)[:pairs]
     frequencies = 10000**-exponents
     index = torch.arange(positions, dtype=dtype, device=device)
-    index = index + (start[:, None, None].to(dtype) if isinstance(start, Tensor) else start)
+    if isinstance(start, Tensor):
+        index = index + start[:, None, None].to(dtype)
+    elif type(start) is not int or start:  # a compiler's number stays free
+        index = index + start
     return index.unsqueeze(-1) * frequencies
