@@ -15,8 +15,10 @@ from unittest.mock import patch
 import torch
 import triton
 
+from linvit.bench import product
 from linvit.bench.depthwise import WORKS, operands
-from linvit.kernels import depthwise_launch, launch
+from linvit.bench.product import LAYERS, Layer
+from linvit.kernels import depthwise_launch, launch, product_launch
 from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 PROCESSORS = 132  # of an H100 and of an H200
@@ -28,6 +30,14 @@ CONVOLUTIONS = {
     "strips and local groups": (WORKS["strips and local groups"], 24, 28),
 }
 """Work, channels of a group and height of a map."""
+PRODUCTS = {
+    "norm and projections": (LAYERS["norm and projections"], 56),
+    "norm, GELU": (Layer((256,), 896, norm=True, activation="gelu"), 14),
+    "product and sum": (Layer((896,), 256, residual=(256,)), 14),
+    "groups, layer scale and sum": (LAYERS["groups, layer scale and sum"], 28),
+    "convolution, GELU": (Layer((32,), 32, 3, 1, 1, activation="gelu"), 112),
+}
+"""Layers, and the height of their map."""
 PRESETS = {"rala": (True, "divide"), "mala": (False, "magnitude"), "linear": (False, "divide")}
 
 
@@ -38,7 +48,8 @@ class Code(NamedTuple):
         registers: per thread.
         spilled: bytes of registers in memory, per thread.
         barriers, instructions: of the main loop, these for 64 tokens and by all warps; of depthwise convolutions those
-            of a thread for each of its outputs.
+            of a thread for each of its outputs; of products those of all warps for a step of the loop, or for the whole
+            tile where the compiler has unrolled it.
     """
 
     registers: int
@@ -81,9 +92,10 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
 
     machine = patch.multiple(launch, _stages={}, processors=lambda device: PROCESSORS)
     convolutions = patch.object(depthwise_launch, "processors", lambda device: PROCESSORS)
+    products = patch.object(product_launch, "processors", lambda device: PROCESSORS)
     driver = patch.object(triton.runtime.driver, "_active", NoGPU(capability))
     compiler = patch.object(triton.JITFunction, "run", compile_alone)
-    with triton.knobs.compilation.scope(), machine, convolutions, driver, compiler:
+    with triton.knobs.compilation.scope(), machine, convolutions, products, driver, compiler:
         triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
         yield counts
 
@@ -149,6 +161,24 @@ def depthwise_codes(capability: int, backward: bool = True) -> dict[str, Code]:
     return by_name
 
 
+def product_codes(capability: int) -> dict[str, Code]:
+    """The same of layers with what surrounds them, as in stages of our networks at 224 px: 64 images in bfloat16."""
+    by_name: dict[str, Code] = {}
+
+    def note(kernel: Any, *args: Any, name: str, **options: Any) -> Any:
+        binary = compile_alone(kernel, *args, **options)
+        by_name[name] = _code(binary, ("HGMMA", "HMMA"), binary.metadata.num_warps)
+        return binary
+
+    with compiling(capability):
+        compile_alone = triton.JITFunction.run
+        for name, (layer, side) in PRODUCTS.items():
+            given = product.cast_to(torch.bfloat16, product.operands(layer, (64, side, side), "meta"))
+            with patch.object(triton.JITFunction, "run", partialmethod(note, name=name)):
+                product_launch.product_forward(*given.values())
+    return by_name
+
+
 def shapes(tokens: int, width: int) -> launch.Inputs:
     """Tensors without memory, heads outermost."""
     query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
@@ -170,9 +200,11 @@ def _code(binary: Any, products: tuple[str, ...], work: float) -> Code:
         target = re.search(r"0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
         if target and int(target[1], 16) < address:
             loops.append([each for at, each, _ in instructions if int(target[1], 16) <= at <= address])
-    # The first loop that has most products: the others are for the last tokens, or exponents out of range. With a loop
-    # of one step there is none.
-    main = max(loops or [[name for _, name, _ in instructions]], key=lambda loop: sum(name.startswith(products) for name in loop))
+    # The first loop that has most products: the others are for the last tokens, or exponents out of range.
+    main = max(
+        loops or [[name for _, name, _ in instructions]],
+        key=lambda loop: sum(name.startswith(products) for name in loop),
+    )
     barriers = sum(name.startswith("BAR") for name in main)
     return Code(int(usage[1]), int(usage[2]), barriers, math.ceil(len(main) * work))
 
@@ -183,5 +215,5 @@ def _cuobjdump(option: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    for name, code in (codes(90) | depthwise_codes(90)).items():
+    for name, code in (codes(90) | depthwise_codes(90) | product_codes(90)).items():
         print(f"{name}: [{', '.join(map(str, code))}]")

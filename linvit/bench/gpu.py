@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 
 from linvit.analysis.markdown import markdown_table
-from linvit.bench import depthwise, kinds, page
+from linvit.bench import depthwise, kinds, page, product
 from linvit.bench.depthwise import WORKS, Work, deviations_of, operands, results
 from linvit.bench.exactness import (
     KERNEL,
@@ -26,10 +26,11 @@ from linvit.bench.exactness import (
     plain_softmax,
 )
 from linvit.bench.options import CORES
+from linvit.bench.product import LAYERS, Layer
 from linvit.bench.rows import Progress
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
-from linvit.kernels import record
+from linvit.kernels import record, surrounded_product
 from linvit.kernels.support import PADDED, SHARED, machine_obstacle, padded
 from linvit.ops import rotary_1d
 
@@ -51,7 +52,7 @@ draw as in another.
 SHORT_SHAPES = ((196, 64), (49, 64), (256, 128), (126, 16), (20, 32))
 """The same of softmax attention."""
 MAP = (2, 40, 28, 19)
-"""Images, channels of a group, height and width of depthwise convolutions."""
+"""Images, channels of a group, height and width of depthwise convolutions; of other layers without channels."""
 HEADS = 4
 VARIANTS = ("plain", "triton", "reference", "sdpa", "flash_bla")
 BENCHMARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -140,6 +141,10 @@ def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:
         if machine_obstacle(device, dtype, calls="depthwise") is None:
             case = f"{name}, {str(dtype).removeprefix('torch.')}"
             named[case] = partial(_errors_of_convolutions, case, WORKS[name], dtype, device)
+    for name, dtype in itertools.product(LAYERS, DTYPES):
+        if machine_obstacle(device, dtype, calls="product") is None:
+            case = f"{name}, {str(dtype).removeprefix('torch.')}"
+            named[case] = partial(_errors_of_product, case, LAYERS[name], dtype, device)
     return named
 
 
@@ -151,6 +156,16 @@ def _errors_of_convolutions(case: str, work: Work, dtype: torch.dtype, device: t
     first, second = (results(work, given.to(dtype), depthwise.kernel) for _ in range(2))
     same = all(map(torch.equal, first, second))
     return [*deviations_of(work, given, dtype), Deviation("same bits", float(not same), 0.0)]
+
+
+@torch.random.fork_rng()
+def _errors_of_product(case: str, layer: Layer, dtype: torch.dtype, device: torch.device) -> list[Deviation]:
+    """The error in that dtype, and whether the output has the same bits twice."""
+    torch.manual_seed(crc32(case.encode()))
+    given = product.operands(layer, (MAP[0], *MAP[2:]), device)
+    first, second = (surrounded_product(**product.cast_to(dtype, given)) for _ in range(2))
+    same = torch.equal(first, second)
+    return [product.deviation_of(layer, given, dtype), Deviation("same bits", float(not same), 0.0)]
 
 
 @torch.random.fork_rng()

@@ -30,9 +30,9 @@ def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> n
         model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
         form: "eager" for torch; "graph" for files of other runtimes, with maps that are never transposed.
 
-        for_device: "cuda" for GPUs, where linear layers and convolutions of RAVLT, MAViT and CARE take the norm before
-            them and the activation and sums after them, in one launch of linvit's kernel if `linvit check-gpu` has found
-            it exact. The outputs are the same on every device.
+        for_device: "cuda" for GPUs, where a linear layer or convolution of RAVLT, MAViT and CARE is one launch with the
+            norm before it and the activation and sums after it, if `linvit check-gpu` has found that kernel exact. The
+            outputs are the same on every device.
 
     Returns:
         A model of the same class with the same inputs, without gradients for its weights. It can be fused
@@ -45,7 +45,9 @@ def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> n
     check_network("model", model)
     table = lookup("form", form, FORMS) | lookup("for_device", for_device, DEVICES)
     if form == "graph" and for_device == "cuda":
-        raise SettingError("`form` 'graph' is for files of other runtimes, and `for_device` 'cuda' for torch: choose one")
+        raise SettingError(
+            "`form` 'graph' is for files of other runtimes, and `for_device` 'cuda' for torch: choose one"
+        )
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise SettingError(

@@ -1,6 +1,5 @@
 """Blocks for GPUs: a linear layer or convolution is one launch with the norm before it and the sums after it."""
 
-from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,21 +38,16 @@ class Surrounded(nn.Module):
 
     def __init__(self, layer: nn.Conv2d, activation: str = "none", eps: float | None = None):
         super().__init__()
-        pointwise = layer.kernel_size == (1, 1)
-        weight = layer.weight.flatten(1) if pointwise else layer.weight.contiguous(memory_format=torch.channels_last)
+        is_linear = layer.kernel_size == layer.stride == (1, 1)
+        weight = layer.weight.flatten(1) if is_linear else layer.weight.contiguous(memory_format=torch.channels_last)
         self.weight, self.bias = nn.Parameter(weight), layer.bias
         self.stride, self.padding = layer.stride[0], cast(tuple[int, int], layer.padding)[0]
         self.activation, self.eps = activation, eps
 
-    def forward(
-        self, *inputs: Tensor, residual: Sequence[Tensor] = (), scale: Tensor | None = None, added: Tensor | None = None
-    ) -> Tensor:
-        """The map that the layer makes of inputs side by side, with what `surrounded` adds."""
-        around: dict[str, Any] = {"residual": residual, "scale": scale, "added": added}
-        shape = {"stride": self.stride, "padding": self.padding}
-        return surrounded(
-            inputs, self.weight, self.bias, eps=self.eps, activation=self.activation, **around, **shape
-        )
+    def forward(self, *inputs: Tensor, **around: Any) -> Tensor:
+        """The map that the layer makes of inputs side by side; around: residual, scale and added of `surrounded`."""
+        options = {"eps": self.eps, "activation": self.activation, "stride": self.stride, "padding": self.padding}
+        return surrounded(inputs, self.weight, self.bias, **options, **around)
 
 
 class OfMap(Surrounded):
@@ -156,8 +150,10 @@ def cuda_care_block(block: CareBlock) -> nn.Module:
 
 def cuda_downsample(downsample: ConvDownsample | PatchDownsample) -> nn.Module:
     """One convolution with its bias."""
-    fold = care.fused_downsample if isinstance(downsample, PatchDownsample) else pyramid.fused_downsample
-    conv = fold(downsample)
+    if isinstance(downsample, PatchDownsample):
+        conv = care.fused_downsample(downsample)
+    else:
+        conv = pyramid.fused_downsample(downsample)
     return OfMap(conv) if type(conv) is nn.Conv2d else conv
 
 

@@ -1,8 +1,8 @@
 """Linear layers of tokens, and convolutions of maps, in one launch with what surrounds them.
 
-A program has a tile of ROWS pixels of the output and COLUMNS of its channels. The numbers that it multiplies are runs of
-RUN neighbours in memory: the channels of a pixel, or those of all pixels in a row of the convolution's kernel, which has
-TALL rows. Two tensors side by side are read as one with the channels of both.
+A program has a tile of ROWS pixels of the output and COLUMNS of its channels. The numbers that it multiplies are runs
+of RUN neighbours in memory: the channels of a pixel, or those of all pixels in a row of the convolution's kernel, which
+has TALL rows. Two tensors side by side are read as one with the channels of both.
 
 A tensor comes in as (pointer, numbers from one pixel to the next).
 """

@@ -28,6 +28,7 @@ FARTHEST = 2**31 - 1  # offsets have 32 bits
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
 # Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
 TENSOR_CORES = (8, 0)
+ON_TENSOR_CORES = {"softmax": "softmax attention", "product": "products with what surrounds them"}
 LARGEST_WINDOW = 7, 7  # of depthwise convolutions, and of those one column wide and one row high
 LONGEST = 11, 31
 MOST_KEYS = 256  # of softmax attention, a program of which has all keys of a head at once
@@ -132,24 +133,29 @@ def depthwise_obstacle(x: Tensor, weights: Sequence[Tensor], others: Sequence[Te
 
 
 def product_obstacle(
-    inputs: Sequence[Tensor], weight: Tensor, others: Sequence[Tensor | None], stride: int = 1, padding: int = 0
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    residual: Sequence[Tensor] = (),
+    added: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
 ) -> str | None:
     """Why the kernel cannot multiply maps (batch, height, width, channels), as a clause; None if it can.
 
-    others: maps as large as the output that are added, whose channels may be parts of it.
+    residual, added, stride, padding: as of `surrounded_product`.
     """
-    added = [other for other in others if other is not None]
-    maps = [*inputs, *added]
+    outputs = [*residual, *(() if added is None else (added,))]
+    maps = [*inputs, *outputs]
     if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, weight)):
         return "a gradient is needed, which the kernel does not have"
-    if any(x.dim() != 4 or 0 in x.shape for x in maps) or len(inputs) > 2:
+    if any(x.dim() != 4 or 0 in x.shape for x in maps) or max(len(inputs), len(residual)) > 2:
         return "the kernel needs one or two maps (batch, height, width, channels) that are not empty"
     if inputs[0].dtype not in DTYPES or any(x.dtype != inputs[0].dtype or x.device != inputs[0].device for x in maps):
         return f"the maps are {inputs[0].dtype}, or differ in dtype or device"
     height, width = inputs[0].shape[1:3]
-    sizes = [(inputs, (height, width)), (added, output_size((height, width), weight, stride, padding))]
+    sizes = [(inputs, (height, width)), (outputs, output_size((height, width), weight, stride, padding))]
     for some, size in sizes:
         if any(tuple(x.shape[:3]) != (len(inputs[0]), *size) for x in some):
             return "the maps have other sizes than the input or the output"
@@ -168,8 +174,8 @@ def output_size(size: tuple[int, int], weight: Tensor, stride: int, padding: int
 
 
 def _in_a_row(x: Tensor) -> bool:
-    """Whether pixels (batch, height, width, channels) are at equal distances, and their channels are neighbours."""
-    _, height, width, channels = x.shape
+    """Whether the pixels of (batch, height, width, channels) are at equal distances, and channels are neighbours."""
+    height, width = x.shape[1:3]
     wanted = x.stride(2) * width * height, x.stride(2) * width, x.stride(2), 1
     return all(size == 1 or step == want for size, step, want in zip(x.shape, x.stride(), wanted, strict=True))
 
@@ -239,10 +245,10 @@ def machine_obstacle(
         return "Triton is not installed; pip install triton, if it supports this machine"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        oldest = TENSOR_CORES if dtype == torch.bfloat16 or calls == "softmax" else OLDEST
+        oldest = TENSOR_CORES if dtype == torch.bfloat16 or calls in ON_TENSOR_CORES else OLDEST
         if capability < oldest:
             actual, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
-            what = "softmax attention" if calls == "softmax" else dtype or "any dtype"
+            what = ON_TENSOR_CORES.get(calls) or dtype or "any dtype"
             return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {what}"
         rows = SHARED[calls]
         kind = torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16

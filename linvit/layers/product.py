@@ -1,6 +1,7 @@
 """Linear layers and convolutions with what surrounds them: in one launch on a GPU, or in plain torch."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +25,30 @@ def surrounded(
     stride: int = 1,
     padding: int = 0,
 ) -> Tensor:
-    """As `linvit.kernels.surrounded_product`, by it where possible, of any number of maps and with gradients."""
-    kernels = product_kernels_for(inputs[0])
-    if kernels is not None and not torch.is_autocast_enabled(inputs[0].device.type):
-        others = (*residual, added)
-        if kernels.product_obstacle(inputs, weight, others, stride, padding) is None:
-            around = {"residual": residual, "scale": scale, "added": added, "stride": stride, "padding": padding}
-            out: Tensor = kernels.surrounded_product(inputs, weight, bias, eps=eps, activation=activation, **around)
-            return out
+    """`linvit.kernels.surrounded_product` where it can be used, `composed` elsewhere."""
+    around: dict[str, Any] = {"eps": eps, "activation": activation, "residual": residual, "scale": scale}
+    around |= {"added": added, "stride": stride, "padding": padding}
+    kernels = None if torch.is_autocast_enabled(inputs[0].device.type) else product_kernels_for(inputs[0])
+    if kernels is None or kernels.product_obstacle(inputs, weight, residual, added, stride, padding) is not None:
+        return composed(inputs, weight, bias, **around)
+    out: Tensor = kernels.surrounded_product(inputs, weight, bias, **around)
+    return out
+
+
+def composed(
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    activation: str = "none",
+    residual: Sequence[Tensor] = (),
+    scale: Tensor | None = None,
+    added: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+) -> Tensor:
+    """The same in plain torch, of any number of maps side by side, and with gradients."""
     x = beside(inputs)
     if eps is not None:
         x = F.layer_norm(x, x.shape[-1:], eps=eps)
@@ -41,7 +58,7 @@ def surrounded(
         y = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding).permute(0, 2, 3, 1)
     y = ACTIVATIONS[activation](y)
     if residual:
-        y = y + beside(residual) if scale is None else y + beside(residual) * scale
+        y = y + (beside(residual) if scale is None else beside(residual) * scale)
     return y if added is None else y + added
 
 

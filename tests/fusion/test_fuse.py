@@ -48,13 +48,14 @@ def create(name, **kwargs):
 
 
 def compare(model, x, bound=FLOAT64):
-    """The outputs of the model fused in both forms."""
+    """The outputs of the model fused in both forms, and for a GPU."""
     dtype = torch.float32 if bound == FLOAT32 else torch.float64
     with torch.inference_mode():
         model, x = copy.deepcopy(model).to(dtype), x.to(dtype)
         expected = model(x)
         for form in FORMS:
             assert error(linvit.fuse(model, form)(x), expected) < bound
+        assert error(linvit.fuse(model, for_device="cuda")(x), expected) < bound
 
 
 @pytest.mark.parametrize("size", [(45, 70), *slow((32, 32), (96, 64))])

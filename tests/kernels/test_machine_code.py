@@ -16,7 +16,7 @@ from linvit.kernels.support import DTYPES, PADDED, SHARED, padded
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from evidence.gpu.machine_code import codes, compiling, depthwise_codes  # noqa: E402
+from evidence.gpu.machine_code import codes, compiling, depthwise_codes, product_codes  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -118,8 +118,8 @@ def test_instructions_are_within_their_budget(backward):
     budgets = BUDGETS.get(".".join(triton.__version__.split(".")[:2]))
     if budgets is None:
         pytest.skip(f"budgets.yaml has no budgets for Triton {triton.__version__}")
-    found = codes(HOPPER, backward=backward) | depthwise_codes(HOPPER, backward)
-    assert set(found) == {name for name in budgets if backward or not ("backward" in name or "groups" in name)}
+    found = codes(HOPPER, backward=backward) | depthwise_codes(HOPPER, backward) | product_codes(HOPPER)
+    assert set(found) == {name for name in budgets if backward or not ("backward" in name or "local groups" in name)}
     for name, code in found.items():
         most = budgets[name]
         assert code.spilled <= most["spilled"], (name, code)
