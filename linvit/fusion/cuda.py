@@ -46,7 +46,12 @@ class Surrounded(nn.Module):
 
     def forward(self, *inputs: Tensor, **around: Any) -> Tensor:
         """The map that the layer makes of inputs side by side; around: residual, scale and added of `surrounded`."""
-        options = {"eps": self.eps, "activation": self.activation, "stride": self.stride, "padding": self.padding}
+        options: dict[str, Any] = {
+            "eps": self.eps,
+            "activation": self.activation,
+            "stride": self.stride,
+            "padding": self.padding,
+        }
         return surrounded(inputs, self.weight, self.bias, **options, **around)
 
 

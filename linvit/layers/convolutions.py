@@ -20,10 +20,11 @@ HAS_PRODUCT = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
 class PointwiseConv(nn.Conv2d):
-    """A 1×1 convolution; on a CPU a single matrix product if the map is channels_last.
+    """A 1×1 convolution; a single matrix product if the channels of the map are innermost in memory.
 
-    With one thread torch would unfold the maps of small batches and copy them back, forward and backward. In float32
-    the product is that of oneDNN where possible: MKL's, that of F.linear, takes twice the time on processors of AMD.
+    On GPUs that is a linear layer on (tokens, channels), whose output has them innermost too. On a CPU with one thread
+    torch would unfold the maps of small batches and copy them back, forward and backward. In float32 the product is
+    that of oneDNN where possible: MKL's, that of F.linear, takes twice the time on processors of AMD.
 
     Args:
         width, out_width: channels in and out.
@@ -44,6 +45,9 @@ class PointwiseConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to (batch, out_width, height, width), in the same memory format."""
+        if x.device.type != "cpu" and x.stride(1) == 1 and not torch.compiler.is_exporting():
+            rows = F.linear(x.permute(0, 2, 3, 1).flatten(0, 2), self.weight.flatten(1), self.bias)
+            return rows.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
         if not _channels_innermost(x):
             return F.conv2d(x, self.weight, self.bias)
         tokens, weight = x.permute(0, 2, 3, 1), self.weight.flatten(1)
