@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from evidence.gpu.machine_code import PROCESSORS
+from linvit import kernels
 from linvit.kernels import depthwise_launch, launch, product_launch, record, softmax_launch, support
+from linvit.ops import backend
 
 BATCH, SIZE = 64, 224
 
@@ -47,15 +49,15 @@ class OneAttention(TorchFunctionMode):
 
 
 @contextmanager
-def pretended(kernels: Collection[str]) -> Iterator[None]:
-    """A GPU with cuDNN on which some of linvit's kernels may be used, keys of `linvit.kernels.record.CALLS`."""
+def pretended(allowed: Collection[str]) -> Iterator[None]:
+    """A GPU with cuDNN on which some of linvit's kernels may be used: keys of `linvit.kernels.record.CALLS`."""
 
     def order(x: Tensor, weight: Tensor, *_: Any) -> torch.memory_format:
         innermost = any(each.is_contiguous(memory_format=torch.channels_last) for each in (x, weight))
         return torch.channels_last if innermost else torch.contiguous_format
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(record, "passed", lambda _, calls: calls in kernels))
+        stack.enter_context(patch.object(record, "passed", lambda _, calls: calls in allowed))
         stack.enter_context(patch.object(support, "machine_obstacle", lambda *_, **__: None))
         stack.enter_context(patch.object(torch._C, "_conv_determine_backend_memory_format", order))
         for module in (launch, depthwise_launch, product_launch, softmax_launch):
@@ -82,6 +84,32 @@ def traced(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphMod
             graph = make_fx(infer)(tensors, images)
         # The kernels refuse transforms of torch.func, so that mutations are removed afterwards.
         graph = make_fx(torch.func.functionalize(graph))(tensors, images)
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def traced_step(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphModule:
+    """The same of a step of training, up to the gradients of all parameters; on "meta", which autograd accepts."""
+
+    def without_memory(x: Tensor) -> Tensor:
+        dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
+        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta")
+
+    network = network.train().to(memory_format=torch.channels_last)
+
+    def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Any:
+        logits = torch.func.functional_call(network, {**parameters, **buffers}, (images,))
+        return torch.autograd.grad(logits.float().logsumexp(-1).sum(), list(parameters.values()))
+
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda _: False))  # knows no "meta"
+        stack.enter_context(patch.object(backend, "_has_passed", lambda _, calls: record.passed(None, calls)))
+        stack.enter_context(patch.object(backend, "_ready", lambda *_: kernels))
+        parameters = {name: without_memory(x).requires_grad_() for name, x in network.named_parameters()}
+        buffers = {name: without_memory(x) for name, x in network.named_buffers()}
+        images = torch.empty(batch, size, size, 3, dtype=torch.bfloat16, device="meta").permute(0, 3, 1, 2)
+        graph = make_fx(step)(parameters, buffers, images)
     graph.graph.eliminate_dead_code()
     return graph
 

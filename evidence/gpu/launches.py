@@ -35,20 +35,21 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import linvit
 from evidence.gpu.graphs import BATCH, SIZE, bytes_of, has_views, is_view, pretended, tensors_of, traced
 from linvit.kernels import record
-from linvit.kernels.depthwise_launch import depthwise
-from linvit.kernels.operator import attend, attend_packed, attend_softmax
+from linvit.kernels.depthwise_launch import depthwise, depthwise_gradients
+from linvit.kernels.operator import attend, attend_backward, attend_packed, attend_softmax, attend_softmax_backward
 from linvit.kernels.product_launch import product
 from linvit.models.by_name import is_ours
 
 NETWORKS = ("ravlt_tiny", "mavit_tiny", "care_s0", "deit_small_patch16_224", "convnext_tiny")
-WAYS: dict[str, tuple[bool, Collection[str]]] = {
-    "as it is": (False, ()),
-    "folded": (True, ()),
-    "folded, attention": (True, ("bidirectional",)),
-    "as it is, all kernels": (False, tuple(record.CALLS)),
-    "folded, all kernels": (True, tuple(record.CALLS)),
+WAYS: dict[str, tuple[str | None, Collection[str]]] = {
+    "as it is": (None, ()),
+    "folded": ("cpu", ()),
+    "folded, attention": ("cpu", ("bidirectional",)),
+    "as it is, all kernels": (None, tuple(record.CALLS)),
+    "folded, all kernels": ("cpu", tuple(record.CALLS)),
+    "folded for GPUs, all kernels": ("cuda", tuple(record.CALLS)),
 }
-"""Whether a network is folded, and which of linvit's kernels may be used."""
+"""The device that a network is folded for, if it is folded, and which of linvit's kernels may be used."""
 PLAIN = tuple(WAYS)[:2]
 KINDS = ("linvit", "products", "convolutions", "attention", "others")
 ALONE = {
@@ -59,13 +60,17 @@ ALONE = {
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var_mean", "_softmax", "native_layer_norm", "linalg_vector_norm"}
 JOINING = {"cat", "stack"}
 MOVING = {"clone", "_to_copy", "constant_pad_nd", "copy", "native_batch_norm", "roll", "slice_scatter"}
+COPYING = {"clone", "copy", "copy_"}
 FILLED = "full", "zeros", "ones"
 CONSTANTS = {"arange", "linspace", *FILLED, *(f"{name}_like" for name in FILLED), *(f"new_{name}" for name in FILLED)}
 CODE = {
     "attend": attend,
     "attend_packed": attend_packed,
     "attend_softmax": attend_softmax,
+    "attend_backward": attend_backward,
+    "attend_softmax_backward": attend_softmax_backward,
     "depthwise": depthwise,
+    "depthwise_backward": depthwise_gradients,
     "product": product,
 }
 
@@ -311,12 +316,17 @@ def _whole(name: Name, parts: Mapping[Any, int]) -> int:
     return bytes_of(value if isinstance(value, Tensor) else value[name.result])
 
 
+def copies(graph: GraphModule) -> list[Launch]:
+    """What only moves numbers to other places."""
+    return [each for each in launches(graph, grouped=False) if each.names[0] in COPYING]
+
+
 def counted(name: str, way: str, batch: int = BATCH, size: int = SIZE) -> tuple[Count, Count]:
     """The counts of a network run in a way of WAYS, by eager torch and grouped."""
-    folded, kernels = WAYS[way]
+    device, kernels = WAYS[way]
     network = timm.create_model(name).eval().requires_grad_(False)
     with pretended(kernels):
-        graph = traced(linvit.fuse(network) if folded else network, batch, size)
+        graph = traced(network if device is None else linvit.fuse(network, for_device=device), batch, size)
         eager, grouped = (Count.of(launches(graph, grouped)) for grouped in (False, True))
     return eager, grouped
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, convolved
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, channels_of, convolved
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
 
@@ -150,11 +150,11 @@ class CareBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape (the last block: ratios[1] × width channels)."""
-        mixed: Tensor = self.mixer(x[:, self.memory_width :])
+        mixed: Tensor = self.mixer(channels_of(x, self.memory_width))
         if self.interact_features is not None:
             mixed = self.interact_features(mixed)
         if self.memory_width > 0:
-            mixed = torch.cat((x[:, : self.memory_width], mixed), dim=1)
+            mixed = torch.cat((channels_of(x, 0, self.memory_width), mixed), dim=1)
         if self.interact_memory is not None:
             mixed = self.interact_memory(mixed)
         if self.gamma is None:

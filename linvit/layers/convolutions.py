@@ -6,7 +6,7 @@ from typing import Any, Unpack, cast
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_module
+from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
@@ -85,6 +85,14 @@ class DepthwiseConv(nn.Conv2d):
         if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
             return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
         return self._conv_forward(x, self.weight, self.bias)
+
+
+@register_notrace_function
+def channels_of(x: Tensor, first: int, end: int | None = None) -> Tensor:
+    """Some channels of a map. Their gradient has the channels innermost, if those of the map are."""
+    if x.stride(1) != 1:
+        return x[:, first:end]
+    return x.permute(0, 2, 3, 1)[..., first:end].permute(0, 3, 1, 2)
 
 
 def convolved(conv: nn.Module, x: Tensor, gelu: bool = False, residual: bool = False) -> Tensor:

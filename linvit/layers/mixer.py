@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linvit.errors import SettingError
 from linvit.layers.attention import tokens_of_map
 from linvit.layers.checks import TensorOptions
-from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, convolved, depthwise_on_gpu
+from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, channels_of, convolved, depthwise_on_gpu
 from linvit.layers.operator import AttentionLayer
 from linvit.ranges import lookup
 
@@ -43,10 +43,10 @@ def mixed(x: Tensor, widths: Sequence[int], attended: nn.Module, local: Sequence
         out = depthwise_on_gpu(x, strips + groups)
         if out is not None:
             return [out]
-    parts = x.split(list(widths), dim=1)
-    convolved = depthwise_on_gpu(x[:, widths[0] :], groups) if groups else None
+    convolved = depthwise_on_gpu(channels_of(x, widths[0]), groups) if groups else None
     if convolved is not None:
-        return [attended(parts[0]), convolved]
+        return [attended(channels_of(x, 0, widths[0])), convolved]
+    parts = x.split(list(widths), dim=1)
     return [layer(parts[i]) for i, layer in enumerate((attended, *local))]
 
 
