@@ -56,6 +56,13 @@ QUEUE = (
         "depthwise convolutions in our kernels, by torch or by inductor",
         processes=16,
     ),
+    Job(
+        "products",
+        8,
+        "products:cases",
+        "layers with norm, activation and sums in our kernel, by torch or by inductor's templates",
+        processes=16,
+    ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )

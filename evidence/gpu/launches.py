@@ -37,7 +37,7 @@ from evidence.gpu.graphs import BATCH, SIZE, bytes_of, has_views, is_view, prete
 from linvit.kernels import record
 from linvit.kernels.depthwise_launch import depthwise, depthwise_gradients
 from linvit.kernels.operator import attend, attend_backward, attend_packed, attend_softmax, attend_softmax_backward
-from linvit.kernels.product_launch import product
+from linvit.kernels.product_launch import surrounded
 from linvit.models.by_name import is_ours
 
 NETWORKS = ("ravlt_tiny", "mavit_tiny", "care_s0", "deit_small_patch16_224", "convnext_tiny")
@@ -71,7 +71,7 @@ CODE = {
     "attend_softmax_backward": attend_softmax_backward,
     "depthwise": depthwise,
     "depthwise_backward": depthwise_gradients,
-    "product": product,
+    "product": surrounded,
 }
 
 

@@ -151,7 +151,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     if "reference" in parts:
         network = reference_model(network)
     if "fused" in parts:
-        network = fuse(reparameterize_model(network).eval())
+        network = fuse(reparameterize_model(network).eval(), for_device="cuda" if x.is_cuda else "cpu")
     if "channels_last" in parts:
         network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     if "bf16" in parts:

@@ -188,10 +188,10 @@ def surrounded_product(
     Returns:
         (batch, height, width, channels out), contiguous, in the dtype of x.
     """
-    from linvit.kernels.product_launch import product  # Triton is optional
+    from linvit.kernels.product_launch import surrounded  # Triton is optional
 
     around = eps, activation, residual, scale, added, stride, padding
-    out: Tensor = product(inputs, weight, bias, *around)
+    out: Tensor = surrounded(inputs, weight, bias, *around)
     return out
 
 

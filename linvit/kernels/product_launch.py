@@ -112,7 +112,7 @@ def room_for(inputs: Sequence[Tensor], weight: Tensor, stride: int, padding: int
     schema="(Tensor[] inputs, Tensor weight, Tensor? bias, float? eps, str activation, Tensor[] residual, "
     "Tensor? scale, Tensor? added, int stride, int padding) -> Tensor",
 )
-def product(inputs: Sequence[Tensor], *rest: Any) -> Tensor:
+def surrounded(inputs: Sequence[Tensor], *rest: Any) -> Tensor:
     """activation(norm(x) · weight + bias) + residual · scale + added, without gradients.
 
     See `linvit.kernels.surrounded_product`.
@@ -121,6 +121,6 @@ def product(inputs: Sequence[Tensor], *rest: Any) -> Tensor:
         return product_forward(inputs, *rest)
 
 
-@product.register_fake
+@surrounded.register_fake
 def _(inputs: Sequence[Tensor], weight: Tensor, *rest: Any) -> Tensor:
     return room_for(inputs, weight, *rest[-2:])

@@ -301,11 +301,12 @@ def test_a_case_finds_the_same_alone_as_among_all(monkeypatch):
     monkeypatch.setattr(gpu, "SOFTMAX_KERNEL", gpu.plain_softmax)
     monkeypatch.setattr(gpu, "MAP", (1, 6, 5, 4))
     monkeypatch.setattr(gpu.depthwise, "kernel", gpu.depthwise.plain)
+    monkeypatch.setattr(gpu.product, "surrounded_product", gpu.product.composed)
     monkeypatch.setattr(gpu, "machine_obstacle", lambda *tensors, **options: None)
     before = torch.get_rng_state()
     together = {name: errors() for name, errors in gpu.cases(CPU).items()}
     attention = 4 * len(gpu.OPTIONS) - 1  # softmax attention has no kernel for float32
-    assert len(together) == attention + 3 * len(gpu.WORKS)
+    assert len(together) == attention + 3 * (len(gpu.WORKS) + len(gpu.LAYERS))
     *_, last = (name for name in together if "bfloat16" in name)
     assert gpu.cases(CPU)[last]() == together[last]
     assert torch.equal(torch.get_rng_state(), before)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 FOR_GPUS = "folded for GPUs, all kernels"
 GOALS = {"ravlt_tiny": (125, 5.3), "mavit_tiny": (125, 5.3), "care_s0": (165, 2.8)}
 # Launches and GB of 64 images of 224 px, grouped and by eager torch, as counted and 2 % more bytes.
-BUDGETS = {"ravlt_tiny": (122, 158, 5.0), "mavit_tiny": (114, 150, 5.0), "care_s0": (156, 157, 2.65)}
+BUDGETS = {"ravlt_tiny": (122, 158, 5.0), "mavit_tiny": (118, 154, 4.94), "care_s0": (156, 157, 2.65)}
 MEGABYTE = 10**6  # less than a map of 64 images has, and more than weights of the smallest networks
 MAP = 2 * 8 * 16 * 16 * 2  # bytes of a map of eight channels of two images of 16 px
 IMAGES = 2 * 3 * 16 * 16 * 2

@@ -10,7 +10,9 @@ import yaml
 from formula_examples import HEADS, MAPS, WIDTH
 from tiers import quick
 
+from linvit.bench import product
 from linvit.bench.depthwise import WORKS, operands
+from linvit.bench.product import LAYERS
 from linvit.formulas.trace import trace_map
 from linvit.kernels.support import DTYPES, PADDED, SHARED, padded
 
@@ -168,6 +170,20 @@ def test_depthwise_convolutions(compiled, capability, name):
         depthwise_launch.all_gradients(grad, x, weights, biases, y, gate, groups, *options, True, True)
     assert set(compiled) == {"depthwise_rows", "depthwise_taps"}
     assert max(compiled.values()) <= min(min(row) for row in SHARED["depthwise"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE, GEFORCE])
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_take_no_more_than_the_table_says(compiled, capability, name):
+    from linvit.kernels import product_launch
+
+    for layer in (LAYERS[name], LAYERS[name]._replace(out=512, residual=(), scaled=False, added=False)):
+        given = product.cast_to(torch.bfloat16, product.operands(layer, (64, 14, 14), "meta"))
+        with compiling(capability):
+            product_launch.product_forward(*given.values())
+    assert set(compiled) == {"product_tile"}
+    assert compiled["product_tile"] <= min(SHARED["product"][torch.bfloat16])
 
 
 def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options):

@@ -74,7 +74,7 @@ def test_moved_and_reformatted_definitions_keep_the_digests(folder):
 
 
 def test_a_change_concerns_the_calls_that_use_it(folder):
-    bidirectional, causal, softmax, depthwise = (set(calls) - {"formulas"} for calls in record.CALLS.values())
+    bidirectional, causal, softmax, depthwise, product = (set(calls) - {"formulas"} for calls in record.CALLS.values())
     for name, old, new, calls in (
         ("launch.py", "\nFLOAT32 = {16: Setting(64", "\nFLOAT32 = {16: Setting(32", bidirectional | causal),
         ("launch.py", "stages: int = 3", "stages: int = 2", bidirectional | causal | softmax),
@@ -85,13 +85,15 @@ def test_a_change_concerns_the_calls_that_use_it(folder):
             "device_code.py",
             "ex2.approx.ftz.f32 $0, $1;",
             "ex2.approx.f32 $0, $1;",
-            bidirectional | causal | softmax | depthwise,
+            bidirectional | causal | softmax | depthwise | product,
         ),
         ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal | softmax),
         ("softmax.py", "tl.where(mass == 0, 1.0, mass)", "mass", {"softmax_forward"}),
         ("softmax_launch.py", "\nAMPLE = 1", "\nAMPLE = 2", {"softmax_backward"}),
         ("depthwise.py", "tl.minimum(first + ROWS, height)", "height", depthwise),
         ("depthwise_launch.py", "\nNEAR_BACK = {5: 4", "\nNEAR_BACK = {5: 8", {"depthwise_backward"}),
+        ("product.py", "tl.rsqrt(variance + eps)", "tl.rsqrt(variance)", product),
+        ("product_launch.py", "\nDEPTH = 64", "\nDEPTH = 32", product),
         ("operator.py", "nothing = inputs.query.new_empty(0", "nothing = inputs.query.new_zeros(0", set()),
     ):
         shutil.copy(folder / name, folder / "kept")
@@ -114,6 +116,7 @@ def test_every_kernel_counts(folder):
             "causal",
             "depthwise",
             "device_code",
+            "product",
             "read",
             "short",
             "softmax",
