@@ -85,6 +85,11 @@ def cast_to(dtype: torch.dtype, given: dict[str, Any]) -> dict[str, Any]:
     return {name: cast(x) for name, x in given.items()}
 
 
+def kernel(given: dict[str, Any]) -> Tensor:
+    """By the kernel, in one launch."""
+    return surrounded_product(**given)
+
+
 def deviation_of(layer: Layer, given: dict[str, Any], dtype: torch.dtype) -> Deviation:
     """The error of the kernel in a dtype, and twice that of plain torch.
 
@@ -92,11 +97,7 @@ def deviation_of(layer: Layer, given: dict[str, Any], dtype: torch.dtype) -> Dev
     the result. The kernel's GELU adds the error of its approximation.
     """
     rounded = cast_to(dtype, given)
-    exact, ours, torchs = (
-        composed(**cast_to(torch.float64, rounded)),
-        surrounded_product(**rounded),
-        composed(**rounded),
-    )
+    exact, ours, torchs = composed(**cast_to(torch.float64, rounded)), kernel(rounded), composed(**rounded)
     error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
     allowed = 2 * max(relative_error(torchs, exact), torch.finfo(dtype).eps / 2)
     return Deviation("output", error, allowed + (OF_GELU if layer.activation == "gelu" else 0.0))

@@ -20,6 +20,7 @@ from linvit.bench.exactness import Deviation, WrongResultError
 from linvit.bench.gpu import Check, check_gpu
 from linvit.bench.rows import Progress
 from linvit.kernels import record
+from linvit.layers.product import composed
 from linvit.ops import linear_attention
 from linvit.ops.backend import kernel_for
 from linvit_cli import main
@@ -301,7 +302,7 @@ def test_a_case_finds_the_same_alone_as_among_all(monkeypatch):
     monkeypatch.setattr(gpu, "SOFTMAX_KERNEL", gpu.plain_softmax)
     monkeypatch.setattr(gpu, "MAP", (1, 6, 5, 4))
     monkeypatch.setattr(gpu.depthwise, "kernel", gpu.depthwise.plain)
-    monkeypatch.setattr(gpu.product, "surrounded_product", gpu.product.composed)
+    monkeypatch.setattr(gpu.product, "kernel", lambda given: composed(**given))
     monkeypatch.setattr(gpu, "machine_obstacle", lambda *tensors, **options: None)
     before = torch.get_rng_state()
     together = {name: errors() for name, errors in gpu.cases(CPU).items()}
