@@ -175,7 +175,7 @@ def product_codes(capability: int) -> dict[str, Code]:
         for name, (layer, side) in PRODUCTS.items():
             given = product.cast_to(torch.bfloat16, product.operands(layer, (64, side, side), "meta"))
             with patch.object(triton.JITFunction, "run", partialmethod(note, name=name)):
-                product_launch.product_forward(*given.values())
+                product_launch.product_forward(**given)
     return by_name
 
 

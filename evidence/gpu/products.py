@@ -111,7 +111,7 @@ def generate(layer: Layer, side: int) -> None:
     given = cast_to(torch.bfloat16, operands(layer, (64, side, side), "meta"))
 
     def call() -> None:
-        product_launch.product_forward(*given.values())
+        product_launch.product_forward(**given)
 
     for variant in (None, *VARIANTS):
         with suppress(Exception):  # the job says which tiles have no room

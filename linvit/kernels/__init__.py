@@ -5,6 +5,7 @@ what surrounds them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,43 +156,24 @@ def depthwise_convolutions(
     return out
 
 
-def surrounded_product(
-    inputs: Sequence[Tensor],
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    eps: float | None = None,
-    activation: str = "none",
-    residual: Sequence[Tensor] = (),
-    scale: Tensor | None = None,
-    added: Tensor | None = None,
-    stride: int = 1,
-    padding: int = 0,
-) -> Tensor:
-    """activation(norm(x) · weight + bias) + residual · scale + added, where `product_obstacle` returns None.
+def surrounded_product(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, **around: Any) -> Tensor:
+    """`linvit.layers.product.composed` in one launch, for arguments for which `product_obstacle` returns None.
 
-    One launch, without gradients. Sums are in float32 and have a fixed order.
-
-    Args:
-        inputs: x (batch, height, width, channels), channels innermost and pixels at equal distances; or two maps whose
-            channels side by side are those of x, only with a linear layer.
-        weight: (channels out, channels) of a linear layer, or (channels out, channels, height, width) of a convolution.
-        bias: (channels out,).
-        eps: of a layer norm without weights over the channels of x, only of one map and with a linear layer; None for
-            no norm.
-        activation: "none", "gelu" (the exact one) or "silu".
-        residual: one or two maps that have the channels of the output, side by side.
-        scale: (channels out,), multiplies them.
-        added: another map of the output's shape.
-        stride, padding: of a convolution.
-
-    Returns:
-        (batch, height, width, channels out), contiguous, in the dtype of x.
+    Without gradients. Sums are float32 and have a fixed order, so results are the same in every run. A norm needs one
+    map and a linear layer, inputs side by side a linear layer.
     """
     from linvit.kernels.product_launch import surrounded  # Triton is optional
 
-    around = eps, activation, residual, scale, added, stride, padding
-    out: Tensor = surrounded(inputs, weight, bias, *around)
+    nothing = {
+        "eps": None,
+        "activation": "none",
+        "residual": (),
+        "scale": None,
+        "added": None,
+        "stride": 1,
+        "padding": 0,
+    }
+    out: Tensor = surrounded(inputs, weight, bias, *(nothing | around).values())
     return out
 
 

@@ -1,7 +1,7 @@
 """Starts the kernel of products, with its programs and tiles, as a torch operator."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -19,22 +19,14 @@ LEAST = 16  # that tensor cores multiply
 FACTORS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-class Tile(NamedTuple):
-    """What a program has: pixels, channels of the output, numbers of each that it multiplies at once, and its warps."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-
-
-def tile_of(rows: int, width: int, run: int, device: torch.device) -> Tile:
+def tile_of(rows: int, width: int, run: int, device: torch.device) -> dict[str, int]:
     """Smaller tiles where there are fewer programs than multiprocessors; no deeper than what is multiplied."""
     columns = min(COLUMNS, max(LEAST, triton.next_power_of_2(width)))
     few = -(-rows // ROWS) * -(-width // columns) < processors(device)
     height = ROWS // 2 if few else ROWS
     depth = min(DEPTH, max(LEAST, run & -run if run >= DEPTH // 2 else triton.next_power_of_2(run)))
-    return Tile(height, columns, depth, 8 if height * columns >= ROWS * COLUMNS else 4)
+    warps = 8 if height * columns >= ROWS * COLUMNS else 4
+    return {"ROWS": height, "COLUMNS": columns, "DEPTH": depth, "num_warps": warps, "num_stages": 3}
 
 
 def product_forward(
@@ -57,7 +49,7 @@ def product_forward(
     run = channels * (1 if weight.dim() == 2 else weight.shape[2])
     rows = batch * out_height * out_width
     tile = tile_of(rows, out_channels, run, x.device)
-    product_tile[(-(-rows // tile.rows) * -(-out_channels // tile.columns),)](
+    product_tile[(-(-rows // tile["ROWS"]) * -(-out_channels // tile["COLUMNS"]),)](
         beside(inputs),
         weight,
         bias,
@@ -78,13 +70,9 @@ def product_forward(
         PADDING=padding,
         NORM=eps is not None,
         ACTIVATION=activation,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
         DOT=tl.float32 if interpreted() else FACTORS[x.dtype],
         PRECISION="bf16" if x.dtype == torch.bfloat16 else "ieee",
-        num_warps=tile.warps,
-        num_stages=3,
+        **tile,
     )
     return out
 
@@ -113,10 +101,7 @@ def room_for(inputs: Sequence[Tensor], weight: Tensor, stride: int, padding: int
     "Tensor? scale, Tensor? added, int stride, int padding) -> Tensor",
 )
 def surrounded(inputs: Sequence[Tensor], *rest: Any) -> Tensor:
-    """activation(norm(x) · weight + bias) + residual · scale + added, without gradients.
-
-    See `linvit.kernels.surrounded_product`.
-    """
+    """As `linvit.kernels.surrounded_product`."""
     with torch.cuda.device_of(inputs[0]):
         return product_forward(inputs, *rest)
 

@@ -135,15 +135,14 @@ def depthwise_obstacle(x: Tensor, weights: Sequence[Tensor], others: Sequence[Te
 def product_obstacle(
     inputs: Sequence[Tensor],
     weight: Tensor,
+    *,
     residual: Sequence[Tensor] = (),
     added: Tensor | None = None,
     stride: int = 1,
     padding: int = 0,
+    **_: Any,
 ) -> str | None:
-    """Why the kernel cannot multiply maps (batch, height, width, channels), as a clause; None if it can.
-
-    residual, added, stride, padding: as of `surrounded_product`.
-    """
+    """Why the kernel cannot compute this, as a clause; None if it can. Arguments as of `surrounded_product`."""
     outputs = [*residual, *(() if added is None else (added,))]
     maps = [*inputs, *outputs]
     if not torch.compiler.is_compiling() and transforms():

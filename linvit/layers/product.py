@@ -12,24 +12,10 @@ from linvit.ops.backend import product_kernels_for
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda x: x, "gelu": F.gelu, "silu": F.silu}
 
 
-def surrounded(
-    inputs: Sequence[Tensor],
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    eps: float | None = None,
-    activation: str = "none",
-    residual: Sequence[Tensor] = (),
-    scale: Tensor | None = None,
-    added: Tensor | None = None,
-    stride: int = 1,
-    padding: int = 0,
-) -> Tensor:
-    """`linvit.kernels.surrounded_product` where it can be used, `composed` elsewhere."""
-    around: dict[str, Any] = {"eps": eps, "activation": activation, "residual": residual, "scale": scale}
-    around |= {"added": added, "stride": stride, "padding": padding}
+def surrounded(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, **around: Any) -> Tensor:
+    """`composed`, in one launch of linvit's kernel where it can be used."""
     kernels = None if torch.is_autocast_enabled(inputs[0].device.type) else product_kernels_for(inputs[0])
-    if kernels is None or kernels.product_obstacle(inputs, weight, residual, added, stride, padding) is not None:
+    if kernels is None or kernels.product_obstacle(inputs, weight, **around) is not None:
         return composed(inputs, weight, bias, **around)
     out: Tensor = kernels.surrounded_product(inputs, weight, bias, **around)
     return out
@@ -48,7 +34,21 @@ def composed(
     stride: int = 1,
     padding: int = 0,
 ) -> Tensor:
-    """The same in plain torch, of any number of maps side by side, and with gradients."""
+    """activation(norm(x) · weight + bias) + residual · scale + added, in plain torch.
+
+    Args:
+        inputs: x (batch, height, width, channels), or maps whose channels side by side are those of x.
+        weight: (channels out, channels) of a linear layer, or (channels out, channels, height, width) of a convolution.
+        bias, scale: (channels out,).
+        eps: of a layer norm without weights over the channels of x; None for no norm.
+        activation: a key of ACTIVATIONS.
+        residual: maps that have the channels of the output, side by side.
+        added: another map of the output's shape.
+        stride, padding: of a convolution.
+
+    Returns:
+        (batch, height, width, channels out).
+    """
     x = beside(inputs)
     if eps is not None:
         x = F.layer_norm(x, x.shape[-1:], eps=eps)

@@ -41,8 +41,8 @@ def test_tiles(device, rows):
 
 def test_smaller_tiles_where_programs_are_few(device, monkeypatch):
     monkeypatch.setattr(product_launch, "processors", lambda device: 3)
-    assert product_launch.tile_of(300, 130, 64, device)[:2] == (128, 128)
-    assert product_launch.tile_of(130, 128, 64, device)[:2] == (64, 128)
+    assert product_launch.tile_of(300, 130, 64, device)["ROWS"] == 128
+    assert product_launch.tile_of(130, 128, 64, device)["ROWS"] == 64
     judge(Layer((20,), 130), (1, 10, 13), device)
 
 
@@ -71,7 +71,7 @@ def test_infinity_and_what_is_not_a_number_stay_in_their_pixel(device):
     x = torch.randn(1, 4, 5, 20, device=device)
     x[0, 1, 2, 3], x[0, 2, 1, 0] = float("nan"), float("inf")
     for eps in (None, 1e-6):
-        out = kernels.surrounded_product([x], torch.ones(8, 20, device=device), eps=eps, activation="gelu")
+        out = kernels.surrounded_product([x], torch.ones(8, 20, device=device), None, eps=eps, activation="gelu")
         wrong = ~out.isfinite().all(-1)[0]
         assert wrong.nonzero().tolist() == [[1, 2], [2, 1]]
 
@@ -79,28 +79,26 @@ def test_infinity_and_what_is_not_a_number_stay_in_their_pixel(device):
 def test_what_it_refuses(device):
     x, weight = torch.randn(1, 5, 6, 8, device=device), torch.randn(4, 8, device=device)
     conv, out = torch.randn(4, 8, 3, 3, device=device), torch.randn(1, 5, 6, 4, device=device)
-    assert product_obstacle([x], weight, [out]) is None
-    assert product_obstacle([x[..., :2], x[..., 2:]], weight, [out[..., :1], out[..., 1:]]) is None
-    assert product_obstacle([x], conv, [], out, 1, 1) is None
-    for reason, args in {
-        "not next to each other": ([x.transpose(1, 3).contiguous().transpose(1, 3)], weight, []),
-        "not at equal distances": ([x[:, :, :3]], weight, []),
-        "differ in dtype": ([x], weight, [], out.double()),
-        "float64": ([x.double()], weight.double(), []),
-        "other sizes": ([x], weight, [out[:, :3]]),
-        "one or two maps": ([x, x, x], weight, []),
-        "that are not empty": ([x], weight, [out, out, out]),
-        "gradient": ([x.clone().requires_grad_()], weight, []),
-    }.items():
-        assert reason in product_obstacle(*args), reason
-    assert "not at equal distances" in product_obstacle([torch.cat((x, x), -1)[..., :8]], conv, [], None, 1, 1)
+    assert product_obstacle([x], weight, residual=[out]) is None
+    assert product_obstacle([x[..., :2], x[..., 2:]], weight, residual=[out[..., :1], out[..., 1:]]) is None
+    assert product_obstacle([x], conv, added=out, padding=1) is None
+    for reason, args, around in (
+        ("not next to each other", ([x.transpose(1, 3).contiguous().transpose(1, 3)], weight), {}),
+        ("not at equal distances", ([x[:, :, :3]], weight), {}),
+        ("not at equal distances", ([torch.cat((x, x), -1)[..., :8]], conv), {"padding": 1}),
+        ("differ in dtype", ([x], weight), {"added": out.double()}),
+        ("float64", ([x.double()], weight.double()), {}),
+        ("other sizes", ([x], weight), {"residual": [out[:, :3]]}),
+        ("one or two maps", ([x, x, x], weight), {}),
+        ("one or two maps", ([x], weight), {"residual": [out, out, out]}),
+        ("gradient", ([x.clone().requires_grad_()], weight), {}),
+    ):
+        assert reason in product_obstacle(*args, **around), reason
 
 
 def test_the_operator_is_as_torch_wants_it(device):
-    given = operands(LAYERS["groups, layer scale and sum"], (1, 3, 5), device)
-    library.opcheck(product_launch.surrounded, tuple(given.values()))
-    given = operands(LAYERS["first convolution and GELU"], (1, 7, 5), device)
-    library.opcheck(product_launch.surrounded, tuple(given.values()))
+    for name in ("groups, layer scale and sum", "first convolution and GELU"):
+        library.opcheck(product_launch.surrounded, tuple(operands(LAYERS[name], (1, 7, 5), device).values()))
 
 
 @pytest.fixture

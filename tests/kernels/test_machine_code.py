@@ -181,7 +181,7 @@ def test_products_take_no_more_than_the_table_says(compiled, capability, name):
     for layer in (LAYERS[name], LAYERS[name]._replace(out=512, residual=(), scaled=False, added=False)):
         given = product.cast_to(torch.bfloat16, product.operands(layer, (64, 14, 14), "meta"))
         with compiling(capability):
-            product_launch.product_forward(*given.values())
+            product_launch.product_forward(**given)
     assert set(compiled) == {"product_tile"}
     assert compiled["product_tile"] <= min(SHARED["product"][torch.bfloat16])
 
