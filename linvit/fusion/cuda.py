@@ -41,18 +41,12 @@ class Surrounded(nn.Module):
         is_linear = layer.kernel_size == layer.stride == (1, 1)
         weight = layer.weight.flatten(1) if is_linear else layer.weight.contiguous(memory_format=torch.channels_last)
         self.weight, self.bias = nn.Parameter(weight), layer.bias
-        self.stride, self.padding = layer.stride[0], cast(tuple[int, int], layer.padding)[0]
-        self.activation, self.eps = activation, eps
+        padding = cast(tuple[int, int], layer.padding)[0]
+        self.options = {"eps": eps, "activation": activation, "stride": layer.stride[0], "padding": padding}
 
     def forward(self, *inputs: Tensor, **around: Any) -> Tensor:
         """The map that the layer makes of inputs side by side; around: residual, scale and added of `surrounded`."""
-        options: dict[str, Any] = {
-            "eps": self.eps,
-            "activation": self.activation,
-            "stride": self.stride,
-            "padding": self.padding,
-        }
-        return surrounded(inputs, self.weight, self.bias, **options, **around)
+        return surrounded(inputs, self.weight, self.bias, **self.options, **around)
 
 
 class OfMap(Surrounded):
@@ -131,7 +125,7 @@ class CudaCareBlock(nn.Module):
         self.interact_memory = CudaInteraction(memory)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [last(part) for part in self.mixer.parts(x[:, self.memory_width :])]
+        parts = list(map(last, self.mixer.parts(x[:, self.memory_width :])))
         x = last(x)
         mixed = [self.interact_features(*parts, residual=parts)]
         if self.memory_width > 0:

@@ -124,6 +124,13 @@ def test_a_layer_for_gpus_is_one_kernel_with_what_surrounds_it():
     assert {"convolution", "bias", "gelu", "silu", "native_layer_norm"}.isdisjoint(names)
 
 
+def test_1x1_convolutions_are_linear_layers_on_tokens():
+    with pretended(tuple(CALLS)):
+        names = [each.names[0] for each in launches(traced(timm.create_model("ravlt_nano").eval()), grouped=False)]
+    assert names.count("convolution") == 4 + 3  # of the stem, and the downsampling
+    assert names.count("addmm") == 5 * 4 + 2  # blocks, last layer, classifier
+
+
 @pytest.mark.parametrize("way", ["as it is, all kernels", *slow("folded, all kernels", FOR_GPUS)])
 @pytest.mark.parametrize("name", ["care_nano", *slow("ravlt_nano", "mavit_nano")])
 def test_no_map_is_copied_in_inference(name, way):

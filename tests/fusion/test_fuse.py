@@ -115,6 +115,31 @@ def test_features_and_logits_before_the_classifier(name):
         assert error(fused.forward_head(features, pre_logits=True), expected) < FLOAT64
 
 
+@pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
+def test_a_network_for_gpus_is_compiled_copied_and_fused_again(name):
+    model, x = create(name).double(), images(45, 70).double()
+    fused = linvit.fuse(model, for_device="cuda")
+    assert not any(isinstance(module, AttentionBlock | CareBlock | nn.LayerNorm) for module in fused.stages.modules())
+    expected = model(x)
+    for network in (
+        pickle.loads(pickle.dumps(fused)),
+        linvit.fuse(copy.deepcopy(fused), for_device="cuda"),
+        torch.compile(fused, fullgraph=True, backend="aot_eager"),
+    ):
+        assert error(network(x), expected) < FLOAT64
+    x.requires_grad_()
+    found, wanted = (torch.autograd.grad(network(x).square().sum(), x)[0] for network in (fused, model))
+    assert error(found, wanted) < FLOAT64
+
+
+def test_other_devices_and_graphs_of_a_gpu_are_refused():
+    model = create("ravlt_nano")
+    with pytest.raises(ValueError, match="`for_device` is 'tpu', expected one of cpu, cuda"):
+        linvit.fuse(model, for_device="tpu")
+    with pytest.raises(ValueError, match="`form` 'graph' is for files of other runtimes"):
+        linvit.fuse(model, "graph", for_device="cuda")
+
+
 @pytest.mark.parametrize(("name", "pooling"), [*((name, "") for name in NANOS), ("ravlt_nano", "avg")])
 def test_without_classes(name, pooling):
     compare(create(name, num_classes=0, global_pool=pooling), images(45, 70))
