@@ -115,7 +115,8 @@ def test_features_and_logits_before_the_classifier(name):
         assert error(fused.forward_head(features, pre_logits=True), expected) < FLOAT64
 
 
-@pytest.mark.parametrize("name", quick(NANOS, ["care_nano"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NANOS)
 def test_a_network_for_gpus_is_compiled_copied_and_fused_again(name):
     model, x = create(name).double(), images(45, 70).double()
     fused = linvit.fuse(model, for_device="cuda")

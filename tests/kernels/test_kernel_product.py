@@ -96,6 +96,7 @@ def test_what_it_refuses(device):
         assert reason in product_obstacle(*args, **around), reason
 
 
+@pytest.mark.slow
 def test_the_operator_is_as_torch_wants_it(device):
     for name in ("groups, layer scale and sum", "first convolution and GELU"):
         library.opcheck(product_launch.surrounded, tuple(operands(LAYERS[name], (1, 7, 5), device).values()))
