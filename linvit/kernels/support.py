@@ -28,7 +28,7 @@ FARTHEST = 2**31 - 1  # offsets have 32 bits
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
 # Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
 TENSOR_CORES = (8, 0)
-ON_TENSOR_CORES = {"softmax": "softmax attention", "product": "products with what surrounds them"}
+ON_TENSOR_CORES = {"softmax": "softmax attention", "product": "a product with what surrounds it"}
 LARGEST_WINDOW = 7, 7  # of depthwise convolutions, and of those one column wide and one row high
 LONGEST = 11, 31
 MOST_KEYS = 256  # of softmax attention, a program of which has all keys of a head at once
@@ -252,7 +252,7 @@ def machine_obstacle(
         rows = SHARED[calls]
         kind = torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16
         if kind not in rows:
-            return f"there is no kernel of {calls} in {kind}"
+            return f"{ON_TENSOR_CORES.get(calls, calls)} in {kind} has no kernel"
         needed = rows[kind][PADDED.index(columns)]
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
         if needed > limit:
