@@ -64,6 +64,11 @@ def relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
+def relu_eps(x: Tensor) -> Tensor:
+    """max(x, 0) + 1e-6 (MHLA, ICLR 2026): positive, so that rows of scores never sum to zero."""
+    return F.relu(x) + 1e-6
+
+
 def exp(x: Tensor) -> Tensor:
     """e^x; in float32 the products overflow once two channels reach about 44 together."""
     return x.exp()
@@ -100,7 +105,7 @@ def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     Source: focused linear attention (FLatten, ICCV 2023), power 3. The temperature, broadcast against x, is the
     softplus of a learned vector there.
     """
-    y = (F.relu(x) + 1e-6) / temperature
+    y = relu_eps(x) / temperature
     cubed = y * y * y
     return cubed * (_norm(y) / _norm(cubed))
 
@@ -112,6 +117,7 @@ def _norm(x: Tensor) -> Tensor:
 FEATURE_MAPS: dict[str, FeatureMap] = {
     "elu1": elu1,
     "relu": relu,
+    "relu_eps": relu_eps,
     "exp": exp,
     "identity": identity,
     "unit": unit,

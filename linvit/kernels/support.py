@@ -142,6 +142,7 @@ def inputs_obstacle(
     state: Any = None,
     shard: Any = None,
     cu_seqlens: Any = None,
+    mixing: Any = None,
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
 
@@ -157,6 +158,8 @@ def inputs_obstacle(
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
     if state is not None or shard is not None:
         return f"the kernels support no {'shard' if state is None else 'state'}"
+    if mixing is not None:
+        return "the kernels support no blocks with a mixing"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if not query.numel() or not value.numel():
