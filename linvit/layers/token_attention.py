@@ -144,7 +144,8 @@ class TokenAttention(AttentionLayer):
         if not self.mixes_sizes or self.operator.options is None or self.operator.blocks is not None:
             raise ValueError(
                 f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
-                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala' without blocks"
+                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala' without"
+                " blocks"
             )
         if x.shape[:2] != patches.valid.shape:
             raise ValueError(

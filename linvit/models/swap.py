@@ -10,8 +10,8 @@ and DeiT-S with newer ones.
 | swin_tiny   | LLSS; inline and agent LLLS, as their authors released     |
 | swin_small  | LLSS                                                       |
 
-deit_tiny_mhla_256 and deit_small_mhla_256 are as MHLA's authors released them, which enlarge images of 224 px by 16 px of
-zeros on each side. `softmax` is timm's unchanged network. InLine's DeiT has 6 heads, as released. No weights are published under these
+deit_tiny_mhla_256 and deit_small_mhla_256 are as MHLA's authors released them: 16 px of zeros on each side of an image.
+`softmax` is timm's unchanged network. InLine's DeiT has 6 heads, as released. No weights are published under these
 names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
 """
 

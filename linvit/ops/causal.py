@@ -268,7 +268,9 @@ def _mixed_before(states: State, weights: Weights, mixing: Tensor) -> tuple[Stat
     own = mixing.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     assert weights.factor is not None
     factor = weights.factor * own
-    return before._replace(S=before.S + before.r.unsqueeze(-1) * before.u.unsqueeze(-2)), weights._replace(factor=factor)
+    return before._replace(S=before.S + before.r.unsqueeze(-1) * before.u.unsqueeze(-2)), weights._replace(
+        factor=factor
+    )
 
 
 def _running(

@@ -111,7 +111,9 @@ def check_mixing(
     """Checks the blocks of a call that `check_call` has checked."""
     given = {"blocks": blocks, "grid": grid}
     if mixing is None:
-        refuse(*(value is not None and f"`{name}` is given without `mixing`: pass both" for name, value in given.items()))
+        refuse(
+            *(value is not None and f"`{name}` is given without `mixing`: pass both" for name, value in given.items())
+        )
         return
     check_tensors({"query": query, "mixing": mixing, **({"blocks": blocks} if isinstance(blocks, Tensor) else {})})
     (heads, tokens), number = key.shape[1:3], mixing.shape[-1] if mixing.ndim else 0
@@ -121,8 +123,8 @@ def check_mixing(
         (not square or mixing.dtype not in FLOATS)
         and f"`mixing` is {mixing.dtype} of shape {tuple(mixing.shape)}, expected floating point of shape (blocks, "
         f"blocks) or (heads, blocks, blocks) with {heads} heads",
-        query.shape[2] != tokens and f"`mixing` is given with {query.shape[2]} queries and {tokens} keys, expected as "
-        "many queries as keys",
+        query.shape[2] != tokens
+        and f"`mixing` is given with {query.shape[2]} queries and {tokens} keys, expected as many queries as keys",
         *(
             value is not None and f"`{name}` is given with `mixing` and causal={causal}: leave one out"
             for name, value in around.items()
@@ -147,18 +149,20 @@ def check_mixing(
     for name, value in given.items():
         fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_count, value))
         refuse(not fits and f"`{name}` is {value}, expected rows and columns, two whole numbers of 1 or more")
-    refuse(cu_seqlens is not None and "`grid` is given with `cu_seqlens`: pass `blocks` as a tensor, each token's block")
+    refuse(
+        cu_seqlens is not None and "`grid` is given with `cu_seqlens`: pass `blocks` as a tensor, each token's block"
+    )
     (rows, columns), (height, width) = cast(tuple[int, int], blocks), cast(tuple[int, int], grid)
     prefix, needed = tokens - height * width, rows * columns
+    more = " and one for the tokens before the grid" if prefix > 0 else ""
     refuse(
         prefix < 0 and f"`grid` is {height} × {width}, expected at most {tokens} tokens, as `key` has",
-        number != needed + (prefix > 0)
-        and f"`mixing` has {number} blocks, expected {rows} × {columns}{' and one for the tokens before the grid' * (prefix > 0)}",
+        number != needed + (prefix > 0) and f"`mixing` has {number} blocks, expected {rows} × {columns}{more}",
     )
 
 
 def _is_count(size: object) -> bool:
-    return isinstance(size, int | torch.SymInt) and not isinstance(size, bool) and size >= 1
+    return isinstance(size, int | torch.SymInt) and not isinstance(size, bool) and bool(size >= 1)
 
 
 def weights_of(

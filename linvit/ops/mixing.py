@@ -5,7 +5,7 @@ token of block b its weight times mixing[i, b], and the weights that it sees are
 one product, so that with a fixed number of blocks cost grows linearly with the tokens.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,7 @@ def blocks_of_grid(
     size, count = sides[0] * sides[1], blocks[0] * blocks[1]
     if not prefix:
         return Blocks(number * size + offset, size, count)
-    size = torch.sym_max(size, prefix)
+    size = cast(int, torch.sym_max(size, prefix))
     return Blocks(torch.cat((torch.arange(prefix, device=device), (number + 1) * size + offset)), size, count + 1)
 
 

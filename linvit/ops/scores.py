@@ -55,12 +55,8 @@ def attention_scores(
         ValueError: as `linear_attention`.
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
-    check_call(
-        query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, has_mixing=mixing is not None, **form
-    )
-    check_mixing(
-        mixing, blocks, grid, query, key, causal=causal, block_size=block_size, cu_seqlens=cu_seqlens
-    )
+    check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, has_mixing=mixing is not None, **form)
+    check_mixing(mixing, blocks, grid, query, key, causal=causal, block_size=block_size, cu_seqlens=cu_seqlens)
     if callable(weighting):
         weighting = weights_of(weighting, query, key, feature_map, key_mask)
     whole = not causal and cu_seqlens is None

@@ -82,7 +82,7 @@ def test_packed_sequences_have_blocks_of_their_own(rule):
 
 
 @pytest.mark.parametrize("causal", [True, "block"])
-@pytest.mark.parametrize("tokens, size", [(150, 64), (33, 8), (7, 16)])
+@pytest.mark.parametrize(("tokens", "size"), [(150, 64), (33, 8), (7, 16)])
 @pytest.mark.parametrize("weighting", ["uniform", "prefix_query_mean"])
 def test_causal_blocks_equal_the_matrix_of_scores(causal, tokens, size, weighting):
     inputs = *(random(2, 3, tokens, 8, seed=seed) for seed in range(3)), matrix(-(-tokens // size) + 1)
@@ -149,12 +149,14 @@ def test_equals_equation_4_of_the_released_operator(name):
         *inputs, feature_map="relu_eps", normalizer=eq_4, mixing=mixing, blocks=blocks, grid=grid, eps=1e-6
     )
     expected = record["output_with_equation_4"]
-    assert_close(out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-10)
+    assert_close(
+        out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-10
+    )
     out.mul(random(*out.shape, seed=3, gradient=False)).sum().backward()
     norms = [x.grad.norm().item() for x in (*inputs, mixing)]
     assert_close(norms, list(record["gradient_norms_with_equation_4"].values()), rtol=1e-9, atol=0)
     start = torch.tensor(record["initial_mixing"], dtype=torch.float64)
-    assert_close(initial_mixing(blocks), start.view(-1, number)[: number], rtol=1e-10, atol=1e-12)
+    assert_close(initial_mixing(blocks), start.view(-1, number)[:number], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mhla_causal_150", "mhla_causal_96"])
@@ -173,13 +175,15 @@ def test_equals_the_released_causal_chunks(name):
         query, key, value, feature_map="relu", normalizer=undivided, causal=True, block_size=64, mixing=mixing
     ).transpose(1, 2)
     expected = record["output"]
-    assert_close(out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert_close(
+        out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
     out.mul(random(*out.shape, seed=3, gradient=False)).sum().backward()
     norms = [x.grad.norm().item() for x in (*inputs, mixing)]
     assert_close(norms, list(record["gradient_norms"].values()), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("grid, blocks", [((14, 14), (4, 4)), ((7, 5), (3, 2)), ((2, 9), (3, 4))])
+@pytest.mark.parametrize(("grid", "blocks"), [((14, 14), (4, 4)), ((7, 5), (3, 2)), ((2, 9), (3, 4))])
 def test_blocks_of_a_grid_are_rectangles_of_about_equal_sides(grid, blocks):
     number = blocks_of_grid(grid, blocks, 0).of_token().view(grid)
     for axis, (length, count) in enumerate(zip(grid, blocks, strict=True)):
