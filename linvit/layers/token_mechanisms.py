@@ -315,7 +315,7 @@ class MHLAAttention(TokenAttention):
             nn.init.zeros_(parameter)
 
     def input_layers(self) -> list[nn.Module]:
-        return [self.input_norm, *super().input_layers()[1:]]
+        return []  # the norm
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(self.input_norm(x), grid)

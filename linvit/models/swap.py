@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from timm.layers import Mlp
+from timm.layers import Mlp, to_2tuple
 from timm.models import generate_default_cfgs, get_model_args
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
@@ -75,7 +75,11 @@ NAMES += [f"{base}_mhla{PADDED}" for base in BASES if base.startswith("deit")]
 
 
 class PaddedVisionTransformer(VisionTransformer):
-    """A ViT that surrounds its images by one patch of zeros."""
+    """A ViT that surrounds its images, of size `img_size`, by one patch of zeros."""
+
+    def __init__(self, img_size: Any = 224, patch_size: Any = 16, **options: Any) -> None:
+        sides = zip(to_2tuple(img_size), to_2tuple(patch_size), strict=True)
+        super().__init__(tuple(side + 2 * patch for side, patch in sides), patch_size, **options)
 
     def forward_features(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
@@ -269,7 +273,7 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     body, pattern = (VisionTransformer, None) if is_vit else (SwinTransformer, "LLSS")
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     if name.endswith(PADDED):
-        body, arguments = PaddedVisionTransformer, {"img_size": 256, **arguments}
+        body = PaddedVisionTransformer
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if is_vit else None
     return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
