@@ -270,7 +270,8 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     base = next(base for base in BASES if name.startswith(f"{base}_"))
     mechanism = name.removeprefix(f"{base}_").removesuffix(PADDED)
     is_vit = base.startswith("deit")
-    body, pattern = (VisionTransformer, None) if is_vit else (SwinTransformer, "LLSS")
+    body: type[VisionTransformer] | type[SwinTransformer] = VisionTransformer if is_vit else SwinTransformer
+    pattern = None if is_vit else "LLSS"
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     if name.endswith(PADDED):
         body = PaddedVisionTransformer

@@ -129,6 +129,9 @@ def linear_attention(
     kernel = kernel_for(backend, tokens.query, key, value, shard=shard, mixing=mixing, **form, **axes)
     if kernel is not None:
         form |= {"block_size": block_size, "key_mask": tokens.visible}
+        if mixing is not None:
+            cut = blocks_of(key, mixing, blocks, grid)
+            form["blocks"] = cut.order, cut.cuts, mixing
         return kernel(tokens.query, key, value, eps=eps, weighting=weighting, **form)
     with _without_autocast(query.device.type):
         if mixing is not None and causal:

@@ -5,12 +5,14 @@ token of block b its weight times mixing[i, b], and the weights that it sees are
 one product, so that with a fixed number of blocks cost grows linearly with the tokens.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linvit.arguments import is_traced
 from linvit.ops.bidirectional import Rule, Tokens, mapped
 from linvit.ops.causal import Chunks, chunked, pieces, prefix_weights
 from linvit.ops.state import State, Weights, mixed, nonzero, query_mean, read, summarize, weights_by_mean
@@ -19,13 +21,23 @@ from linvit.ops.state import State, Weights, mixed, nonzero, query_mean, read, s
 class Blocks(NamedTuple):
     """Where tokens are: each has a place among those of all blocks, of which the larger ones have `size` places.
 
-    place: (tokens,); number: of blocks in a sequence; sequences: packed ones, or 1.
+    place: (tokens,); number: of blocks in a sequence; sequences: packed ones, or 1. order: the tokens, block by block;
+    cuts: where blocks begin among them, and their number, (sequences × blocks + 1,).
     """
 
     place: Tensor
     size: int
     number: int
-    sequences: int = 1
+    sequences: int
+    order: Tensor
+    cuts: Tensor
+
+    @classmethod
+    def at(cls, place: Tensor, size: int, number: int, sequences: int = 1) -> "Blocks":
+        """Blocks with tokens at these places."""
+        order = place.argsort()
+        bounds = size * torch.arange(sequences * number + 1, device=place.device)
+        return cls(place, size, number, sequences, order, torch.searchsorted(place[order], bounds))
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, heads, tokens, width) to (batch, heads, sequences × blocks, size, width), zeros at empty places."""
@@ -52,7 +64,7 @@ def blocks_of(
 ) -> Blocks:
     """The blocks of a bidirectional call of `linear_attention`, whose arguments are checked."""
     if isinstance(blocks, Tensor):
-        return blocks_of_tokens(blocks, mixing.shape[-1], cu_seqlens)
+        return _blocks_of_tokens(blocks, mixing.shape[-1], cu_seqlens)
     assert blocks is not None
     assert grid is not None
     return blocks_of_grid(grid, blocks, key.shape[2] - grid[0] * grid[1], key.device)
@@ -66,6 +78,18 @@ def blocks_of_grid(
     Block (i, j) has the rows floor(i · height / rows) … floor((i + 1) · height / rows) - 1, and columns alike. A grid
     of fewer rows or columns leaves blocks empty.
     """
+    if is_traced():
+        return _cut(grid, blocks, prefix, device)
+    return _cut_once((grid[0], grid[1]), (blocks[0], blocks[1]), prefix, device)
+
+
+@lru_cache(64)
+def _cut_once(grid: tuple[int, int], blocks: tuple[int, int], prefix: int, device: torch.device | None) -> Blocks:
+    with torch.inference_mode(False):  # the tensors may be saved for gradients later
+        return _cut(grid, blocks, prefix, device)
+
+
+def _cut(grid: tuple[int, int], blocks: tuple[int, int], prefix: int, device: torch.device | None) -> Blocks:
     sides, offsets, numbers = [], [], []
     for length, count in zip(grid, blocks, strict=True):
         place = torch.arange(length, device=device)
@@ -77,12 +101,13 @@ def blocks_of_grid(
     offset = (offsets[0].unsqueeze(1) * sides[1] + offsets[1]).flatten()
     size, count = sides[0] * sides[1], blocks[0] * blocks[1]
     if not prefix:
-        return Blocks(number * size + offset, size, count)
+        return Blocks.at(number * size + offset, size, count)
     size = cast(int, torch.sym_max(size, prefix))
-    return Blocks(torch.cat((torch.arange(prefix, device=device), (number + 1) * size + offset)), size, count + 1)
+    place = torch.cat((torch.arange(prefix, device=device), (number + 1) * size + offset))
+    return Blocks.at(place, size, count + 1)
 
 
-def blocks_of_tokens(number: Tensor, count: int, cu_seqlens: Tensor | None) -> Blocks:
+def _blocks_of_tokens(number: Tensor, count: int, cu_seqlens: Tensor | None) -> Blocks:
     """Blocks by the number of each token, from 0 to count - 1; it waits for these values."""
     sequences = 1
     if cu_seqlens is not None:
@@ -94,7 +119,7 @@ def blocks_of_tokens(number: Tensor, count: int, cu_seqlens: Tensor | None) -> B
     first = F.pad(counts.cumsum(0), (1, -1))
     offset = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
     size = max(int(counts.max()), 1)
-    return Blocks(number * size + offset - first[number], size, count, sequences)
+    return Blocks.at(number * size + offset - first[number], size, count, sequences)
 
 
 def mixed_attention(tokens: Tokens, rule: Rule, mixing: Tensor, blocks: Blocks) -> Tensor:

@@ -267,8 +267,8 @@ def test_what_the_kernel_cannot_do_is_said():
 def test_the_operator_keeps_torchs_rules():
     tensors = [x.requires_grad_() for x in draw()]
     table = rotary_1d(37, 16)
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 5, 0, 0, 1, True, 1e-6, 0))
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 5, 0, 0, 1, False, 1e-6, 5))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 8, 0, 0, 1, True, 1e-6, 0))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 8, 0, 0, 1, False, 1e-6, 5))
 
 
 def test_a_compiler_keeps_the_kernel_in_one_graph():
