@@ -100,6 +100,5 @@ def test_what_has_no_kernel_says_so():
         linear_attention(query, key, value, normalizer="sum", **where)
     with torch.no_grad():
         out = linear_attention(query, key, value, normalizer="sum", **where)
-        torch.testing.assert_close(
-            out, linear_attention(query, key, value, **{**where, "backend": "torch"}, normalizer="sum")
-        )
+        plain = linear_attention(query, key, value, normalizer="sum", **{**where, "backend": "torch"})
+    assert ((out - plain).norm() / plain.norm()).item() < 3e-6
