@@ -265,9 +265,9 @@ def chunked(
 def _mixed_before(states: State, weights: Weights, mixing: Tensor) -> tuple[State, Weights]:
     """What each chunk reads of those before it, S not centred, and the weights of its own tokens."""
     before = mixed(states, mixing.tril(-1))
-    own = mixing.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    diagonal = mixing.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     assert weights.factor is not None
-    factor = weights.factor * own
+    factor = weights.factor * diagonal
     return before._replace(S=before.S + before.r.unsqueeze(-1) * before.u.unsqueeze(-2)), weights._replace(
         factor=factor
     )
