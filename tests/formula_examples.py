@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from linvit.formulas.feature_map import FEATURE_MAPS, JOINING
+from linvit.formulas.feature_map import ACROSS_TOKENS, FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
 from linvit.formulas.trace import trace_map, trace_normalizer
 from linvit.layers.mechanisms import LINEAR_AXES
@@ -269,10 +269,15 @@ def generated_options(formula):
     return options
 
 
+def over_heads(scalar, channels):
+    """Options with a map of keys that shares the norm of a token among its heads; it holds two learned tensors."""
+    return {"feature_map": ("elu1", lambda x: F.softplus(F.normalize(x * scalar, dim=(1, 3)) * 3 + channels))}
+
+
 GENERATED = [torch.full((HEADS, 1, 1), 0.7), torch.linspace(-1, 1, 20)]
-WITHIN_HEADS = {
+WITHIN_TOKENS = {
     name: axes
     for name, axes in LINEAR_AXES.items()
-    if not {*JOINING} & {*([maps] if isinstance(maps := axes.get("feature_map", "elu1"), str) else maps)}
+    if not {*ACROSS_TOKENS} & {*([maps] if isinstance(maps := axes.get("feature_map", "elu1"), str) else maps)}
 }
-"""Mechanisms whose feature maps work inside one head."""
+"""Mechanisms whose feature maps combine no tokens."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
+from linvit.formulas.recorder import AcrossHeads as AcrossHeads
 from linvit.formulas.recorder import Untraceable as Untraceable
 from linvit.formulas.trace import Formula as Formula
 from linvit.formulas.trace import trace_map, trace_normalizer
@@ -46,7 +47,7 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     """The formula of a feature map for heads of that width, or of a normalizer if there is none.
 
     Raises:
-        Untraceable: if the function cannot become device code.
+        Untraceable: if the function cannot become device code; AcrossHeads if it could, were there one head.
     """
     code, values = _parts(function)
     key = id(code), *[_kind(x, values) for x in values], heads, width, device
@@ -62,7 +63,7 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
             _formulas.popitem(last=False)
     _, formula, places = entry
     if isinstance(formula, Untraceable):
-        raise Untraceable(str(formula))
+        raise type(formula)(str(formula))
     return formula.holding({slot: values[i] for slot, i in places.items()})
 
 

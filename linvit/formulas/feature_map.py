@@ -121,7 +121,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "focused": focused,
 }
 ACROSS_TOKENS = ("softmax_tokens",)
-JOINING = (*ACROSS_TOKENS, "unit_channels", "focused")  # tokens, or heads
+ACROSS_HEADS = ("unit_channels", "focused")
 
 
 def sees_one_token(feature_map: FeatureMap) -> bool:

@@ -38,6 +38,10 @@ class Untraceable(ValueError):  # noqa: N818
     """A function that cannot become device code; the sentence says which operation, and where."""
 
 
+class AcrossHeads(Untraceable):
+    """One that combines heads, but maybe no tokens: plain torch can compute the features that a kernel reads."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """Stands for a tensor that PyTorch computes before or after the kernel runs."""
@@ -284,8 +288,9 @@ class Recorder(TorchDispatchMode):
         if axes & {"batch", "tokens"} and self.derivative and name == "sum":
             return self.sum_over_tokens(func, known, args, kwargs)
         if axes & {"batch", "heads", "tokens"}:
-            joined = "tokens" if axes & {"batch", "tokens"} else "heads, which must be done once per token outside"
-            raise Untraceable(f"{self.place(name)} combines {joined}")
+            if axes & {"batch", "tokens"}:
+                raise Untraceable(f"{self.place(name)} combines tokens")
+            raise AcrossHeads(f"{self.place(name)} combines heads")
         repeats = math.prod(known.tensor.shape[place] for place in places if known.axes[place] is None)
 
         def reduce(op: str, x: Value) -> Value:
@@ -328,6 +333,9 @@ class Recorder(TorchDispatchMode):
         probe = torch.empty(known.tensor.shape, device="meta")
         moved = func(probe, *args[1:], **kwargs)
         by_place = dict(zip(zip(probe.shape, probe.stride(), strict=True), known.axes, strict=True))
+        kept = {by_place.get(place) for place in zip(moved.shape, moved.stride(), strict=True)}
+        if {"batch", "tokens"} <= kept and "heads" in known.axes and "heads" not in kept:
+            raise AcrossHeads(f"{self.place(name)} combines heads")
         axes = []
         for size, stride, usual in zip(moved.shape, moved.stride(), self.usual_axes(moved.shape), strict=True):
             if size > 1 and stride and (size, stride) not in by_place:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from linvit.formulas.device import ranges, slope
-from linvit.formulas.recorder import Calls, Outside, Recorder, Untraceable
+from linvit.formulas.recorder import AcrossHeads, Calls, Outside, Recorder, Untraceable
 from linvit.formulas.values import REDUCTIONS, TILE, TOKEN, Value, constant, in_order, named
 
 SIZES = (11, 13, 17, 19, 23, 29)  # of batch and tokens, so that their axes are known by size
@@ -252,16 +252,28 @@ def _traced(
         Untraceable: if it is not, or an operation cannot become device code.
     """
     batch, tokens, other_batch, other_tokens = [size for size in SIZES if size not in (heads, width)][:4]
-    formulas = []
-    device = torch.device(device)
-    with ThreadPoolExecutor(1) as fresh:  # a thread without autocast, modes of torch or an operator that is running
-        for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width)):
-            formulas.append(fresh.submit(run_and_note, function, names, arguments(sizes), sizes, device).result())
-    if formulas[0].signature != formulas[1].signature:
+    first, second = [
+        _apart(run_and_note, function, names, arguments(sizes), sizes, torch.device(device))
+        for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width))
+    ]
+    if first.signature != second.signature:
         raise Untraceable(
             "the function computes something else for other tensors, as if it knew their numbers or how many there are"
         )
-    return formulas[0]
+    return first
+
+
+def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result in a thread without autocast, modes of torch or an operator that is running."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(function, *arguments).result()
+
+
+def _sees_one_token(function: Callable[[Tensor], Sequence[Tensor]], heads: int, width: int, device: Any) -> bool:
+    """Whether the function of the last token by itself is what it is among others."""
+    x = torch.linspace(0.1, 1, 6 * heads * width, device=device).reshape(2, heads, 3, width)
+    (among_others,), (alone,) = function(x), function(x[1:, :, 2:])
+    return torch.allclose(among_others[1:, :, 2:], alone, equal_nan=True)
 
 
 def trace_map(
@@ -273,7 +285,7 @@ def trace_map(
         device: of the tensors that the function holds.
 
     Raises:
-        Untraceable: as the class says.
+        Untraceable: as the class says; AcrossHeads if it combines heads but no tokens.
     """
 
     def checked(x: Tensor) -> list[Tensor]:
@@ -283,7 +295,12 @@ def trace_map(
             raise Untraceable(f"the function returns {kind} for {x.dtype} of shape {tuple(x.shape)}")
         return [y]
 
-    return _traced(checked, ("y",), lambda sizes: [Argument("x", sizes, TILE)], heads, width, device)
+    try:
+        return _traced(checked, ("y",), lambda sizes: [Argument("x", sizes, TILE)], heads, width, device)
+    except AcrossHeads as error:
+        if _apart(_sees_one_token, checked, heads, width, device):
+            raise
+        raise Untraceable(f"{error}, and the function also combines tokens") from None
 
 
 def trace_normalizer(

@@ -154,12 +154,13 @@ def packed_linear_attention(
     if projections.is_cuda or backend == "triton":
         check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
         kernel = kernel_for(backend, query, key, value, **form, **axes)
-        if kernel is not None and not hides and isinstance(weighting, str):
+        axes_of_kernel = {} if kernel is None else kernel.keywords
+        if axes_of_kernel and not hides and isinstance(weighting, str):
             from linvit.kernels import packed_linear_attention as kernel_of_packed
 
             visible = None if key_mask is None else visible_tokens(key_mask, key)
             form |= {"block_size": block_size, "key_mask": visible, "eps": eps}
-            return kernel_of_packed(projections, weighting=weighting, **form, **kernel.keywords).transpose(1, 2)
+            return kernel_of_packed(projections, weighting=weighting, **form, **axes_of_kernel).transpose(1, 2)
     options: dict[str, Any] = {"key_mask": key_mask, "block_size": block_size, "eps": eps, "backend": backend}
     return linear_attention(query, key, value, **form, **axes, **options).transpose(1, 2)
 

@@ -29,6 +29,7 @@ from formula_examples import (
 )
 from hypothesis import given, settings
 from torch import nn
+from torch.nn import functional as F
 
 from linvit import formulas
 from linvit.formulas.cpp_source import cpp_source
@@ -185,7 +186,15 @@ REFUSED = [
     (lambda x: x - x.mean(0, keepdim=True), "`mean` (test_formulas.py, line {}) combines tokens"),
     (
         lambda x: x / torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True),
-        "`linalg_vector_norm` (test_formulas.py, line {}) combines heads, which must be done once per token outside",
+        "`linalg_vector_norm` (test_formulas.py, line {}) combines heads",
+    ),
+    (
+        lambda x: F.normalize(x.transpose(1, 2).flatten(2), dim=-1).unflatten(-1, (HEADS, -1)).transpose(1, 2),
+        "`flatten` (test_formulas.py, line {}) combines heads",
+    ),
+    (
+        lambda x: (x / x.norm(dim=(1, 3), keepdim=True)).softmax(2),
+        "`norm` (test_formulas.py, line {}) combines heads, and the function also combines tokens",
     ),
     (lambda x: x.sort(-1).values, "`sort` (test_formulas.py, line {}) " + UNKNOWN),
     (
