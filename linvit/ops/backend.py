@@ -21,7 +21,7 @@ PREBUILT = Path(__file__).parents[1] / "kernels" / "cpu" / "prebuilt"  # only in
 LARGE = (
     1 << 18
 )  # numbers in the queries, 1,024 tokens of four heads of width 64, from which on the C++ kernel saves 1 ms
-NARROW = 8  # channels of a head from which on the C++ kernel is faster than torch if torch computes the features
+NARROW = 8  # channels of a head, below which the C++ kernel is slower than torch if torch computes the features
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 
@@ -126,11 +126,9 @@ def _of_features(
 
 
 def _torch_is_faster(feature_map: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether plain torch is, if it has to compute the features anyway: where it computes small blocks one by one."""
-    if query.is_cuda:
-        return False
+    """Whether plain torch is, if it has to compute the features anyway: with narrow heads, or block by block."""
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    in_blocks = isinstance(feature_map, str) and not learns and query.numel() > LARGE
+    in_blocks = query.is_cpu and isinstance(feature_map, str) and not learns and query.numel() > LARGE
     return in_blocks or query.shape[-1] < NARROW
 
 

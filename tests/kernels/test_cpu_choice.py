@@ -116,7 +116,7 @@ def test_where_torch_computes_the_features_the_faster_one_is_chosen(large):
 def test_the_first_large_call_says_how_to_build(said, large):
     linear_attention(*large[:, :, :, :1000])
     linear_attention(*large.double())
-    linear_attention(*large, feature_map="focused")
+    linear_attention(*large, feature_map=("softmax", "softmax_tokens"))
     linear_attention(*large, backend="torch")
     with cpu.aside():
         linear_attention(*large)
