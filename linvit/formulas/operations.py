@@ -66,34 +66,23 @@ POINTWISE: dict[str, Callable[..., Value]] = {
     "maximum": partial(make, "max"),
     "minimum": partial(make, "min"),
     "clamp": _clamp,
-    "clamp_min": partial(make, "max"),
-    "clamp_max": partial(make, "min"),
     "relu": lambda x: make("max", x, 0.0),
     "gt": lambda a, b: make("lt", b, a),
     "ge": lambda a, b: make("le", b, a),
     "ne": lambda a, b: make("not", make("eq", a, b)),
-    **dict.fromkeys(("logical_and", "bitwise_and"), partial(make, "and")),
-    **dict.fromkeys(("logical_or", "bitwise_or"), partial(make, "or")),
-    **dict.fromkeys(("logical_not", "bitwise_not"), partial(make, "not")),
-    "isnan": lambda x: make("not", make("eq", x, x)),
-    "isinf": lambda x: make("eq", make("abs", x), math.inf),
-    "masked_fill": lambda x, mask, number: make("where", mask, number, x),
+    "bitwise_and": partial(make, "and"),
+    "bitwise_or": partial(make, "or"),
+    "bitwise_not": partial(make, "not"),
     "exp2": lambda x: make("exp", x * math.log(2)),
     "log2": lambda x: make("log", x) * (1 / math.log(2)),
     "log10": lambda x: make("log", x) * (1 / math.log(10)),
     "rsqrt": lambda x: 1 / make("sqrt", x),
     "reciprocal": lambda x: 1 / number_of(x),
-    "sigmoid": lambda x: 1 / (1 + make("exp", -x)),
     "erfc": lambda x: 1 - make("erf", x),
     "ceil": lambda x: -make("floor", -x),
     "sign": _sign,
-    "sgn": _sign,
     "elu": _elu,
     "elu_backward": _elu_backward,
-    "threshold": lambda x, threshold, number: make("where", make("le", x, threshold), number, x),
-    "threshold_backward": lambda grad, x, threshold: make("where", make("le", x, threshold), 0.0, grad),
-    "copy": lambda x, other: other,
-    "fill": lambda x, number: number_of(number),
 }
 
 
@@ -146,10 +135,10 @@ FILLS: dict[str, Callable[..., float]] = {
     "full_like": lambda x, number, **_: number,
     "new_full": lambda x, size, number, **_: number,
     "scalar_tensor": lambda number, **_: number,
-    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda *_, **__: 1.0),
-    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), lambda *_, **__: 0.0),
+    **dict.fromkeys(("ones", "new_ones"), lambda *_, **__: 1.0),
+    **dict.fromkeys(("zeros", "new_zeros"), lambda *_, **__: 0.0),
 }
-CHEAP = ("add", "sub", "rsub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne", "logical_not")
+CHEAP = ("add", "sub", "rsub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne")
 """Operations with a constant that device code does itself rather than read another parameter."""
 ASKING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2")
 """Operations that need numbers which are not known before the kernel runs."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from linvit.formulas.device import ranges, slope
+from linvit.formulas.device import ranges
 from linvit.formulas.recorder import AcrossHeads, Calls, Outside, Recorder, Untraceable
-from linvit.formulas.values import REDUCTIONS, TILE, TOKEN, Value, constant, in_order, named
+from linvit.formulas.values import TILE, TOKEN, Value, constant, in_order, named
 
 SIZES = (11, 13, 17, 19, 23, 29)  # of batch and tokens, so that their axes are known by size
 
@@ -67,12 +67,6 @@ class Formula:
         return self.results == ("y",)
 
     @cached_property
-    def factor(self) -> Value | None:
-        """Of an elementwise map without parameters, the s in dx = dy · s; otherwise None."""
-        elementwise = not any(x.op in REDUCTIONS for x in in_order(self.outputs)) and not self.parameters
-        return slope(self.gradients[0], named("dy", TILE)) if self.is_map and elementwise else None
-
-    @cached_property
     def is_positive(self) -> bool:
         """Whether the results are known to be zero or above."""
         known = ranges(self.outputs)
@@ -97,8 +91,6 @@ class Formula:
 
     def holding(self, tensors: dict[int, Tensor]) -> "Formula":
         """The formula of a function that differs in these tensors."""
-        if not tensors:
-            return self
         other = copy(self)
         object.__setattr__(other, "outside", self.outside.holding({**self.held, **tensors}))
         return other
@@ -112,7 +104,7 @@ class Formula:
     @property
     def has_all_gradients(self) -> bool:
         """Whether the derivative is also by all tensors that need a gradient."""
-        return all(slot in self.gradient_slots for slot, x in self.outside.held.items() if x.requires_grad)
+        return not [slot for slot, x in self.held.items() if x.requires_grad and slot not in self.gradient_slots]
 
     def parameter_rows(self, heads: int, width: int, columns: int, eps: float) -> Tensor | None:
         """The parameters as device code reads them, (heads, any, columns) of float32: a row each, zeros from width on.

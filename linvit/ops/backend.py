@@ -60,17 +60,19 @@ def kernel_for(
         if is_missing and kernels.cpu.is_aside():
             return None
     try:
-        maps = _formulas(feature_map, query)
-        in_kernel = tuple("identity" if callable(given) else given for given in maps)
+        maps = in_kernel = _formulas(feature_map, query)
+        features = callable(maps[0]) or callable(maps[1])
+        if features:
+            in_kernel = tuple("identity" if callable(given) else given for given in maps)
         axes = {"feature_map": in_kernel, "normalizer": _formula(normalizer, query, False)}
         reason = home.obstacle(query, key, value, **axes, **options)
     except ValueError as error:
         reason = str(error)
-    if reason is None and in_kernel != maps and backend == "auto" and _torch_is_faster(feature_map, query, key, value):
+    if reason is None and features and backend == "auto" and _torch_is_faster(feature_map, query, key, value):
         return None
     if reason is None and not is_missing:
         kernel = partial(home.linear_attention, **axes)
-        return kernel if in_kernel == maps else partial(_of_features, kernel, maps)
+        return partial(_of_features, kernel, maps) if features else kernel
     if reason is None:
         _warn_once(
             "Attention of many tokens runs in plain PyTorch: its C++ kernel for CPUs is faster, and is used in this "
@@ -81,7 +83,7 @@ def kernel_for(
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, Any]:
+def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, ...]:
     """The feature maps of queries and keys, with functions traced; left as functions if torch has to compute them."""
     query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     traced = _formula(query_map, query, True, "the queries' ")
@@ -106,7 +108,7 @@ def _formula(given: Any, query: Tensor, is_map: bool, whose: str = "") -> Any:
 
 def _of_features(
     kernel: Callable[..., Tensor],
-    maps: tuple[Any, Any],
+    maps: tuple[Any, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,

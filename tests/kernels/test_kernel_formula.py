@@ -79,9 +79,7 @@ def kernel_of(formula):
         body.append(f"{x.data} = tl.load({x.data} + {place})")
     outs = [f"out_{index}" for index in range(len(tiles))]
     rest = f"({', '.join(parameters)},)" if parameters else "None"
-    if formula.factor is not None:
-        body += ["out_0, out_1 = forward(x)", "out_1 *= dy"]
-    elif formula.is_map:
+    if formula.is_map:
         body.append(f"{', '.join(outs[:1])} = forward(x, {rest}, WIDTH)")
         body.append(f"{', '.join(outs[1:])} = backward(x, dy, {rest}, WIDTH)")
     else:
