@@ -75,6 +75,7 @@ REDUCING = {
     "centred": Example(lambda x: x - x.mean(-1, keepdim=True)),
     "spread": Example(lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, True) + 1)),
     "l1": Example(lambda x: F.normalize(F.relu(x) + 0.1, p=1, dim=-1)),
+    "cubic norm": Example(lambda x: F.normalize(F.relu(x) + 0.1, p=3, dim=-1)),
     "without its axis": Example(lambda x: x * x.square().sum(-1).rsqrt().unsqueeze(-1)),
     "moved": Example(lambda x: (x.transpose(1, 2).exp() / x.transpose(1, 2).exp().sum(-1, True)).transpose(1, 2)),
     "layer norm": Example(lambda x: F.layer_norm(x, x.shape[-1:])),

@@ -86,26 +86,6 @@ POINTWISE: dict[str, Callable[..., Value]] = {
 }
 
 
-def _norm(x: Value, reduce: Callable[[str, Value], Value], order: float) -> Value:
-    sizes = make("abs", x)
-    if order == math.inf:
-        return reduce("amax", sizes)
-    if order == -math.inf:
-        return reduce("amin", sizes)
-    if order == 0:
-        return reduce("sum", number_of(make("not", make("eq", x, 0.0))))
-    if order == 1:
-        return reduce("sum", sizes)
-    return make("pow", reduce("sum", make("pow", x if order == 2 else sizes, order)), 1 / order)
-
-
-def reduced(name: str, x: Value, reduce: Callable[[str, Value], Value], count: int, order: float = 2.0) -> Value:
-    """The reduction of this name over `count` numbers, from reduce(operation, value)."""
-    if name == "mean":
-        return reduce("sum", x) / count
-    return _norm(x, reduce, order) if name == "linalg_vector_norm" else reduce(name, x)
-
-
 def variance(x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False, **_: Any) -> Tensor:
     """In operations that have a value."""
     dim = range(x.dim()) if dim is None else dim
@@ -115,21 +95,8 @@ def variance(x: Tensor, dim: Any = None, correction: float | None = None, keepdi
     return squares.sum(dim, keepdim=keepdim) / count
 
 
-REDUCING = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 SAME = ("clone", "detach", "alias", "_to_copy", "lift_fresh", "positive", "convert_element_type")
-VIEWS = (
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "transpose",
-    "permute",
-    "t",
-    "slice",
-    "broadcast_in_dim",
-)
+VIEWS = ("view", "unsqueeze", "squeeze", "expand", "transpose", "permute", "slice", "broadcast_in_dim")
 FILLS: dict[str, Callable[..., float]] = {
     "full": lambda size, number, **_: number,
     "full_like": lambda x, number, **_: number,
