@@ -127,7 +127,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "focused": focused,
 }
 ACROSS_TOKENS = ("softmax_tokens",)
-JOINING = (*ACROSS_TOKENS, "unit_channels", "focused")  # tokens, or heads
+ACROSS_HEADS = ("unit_channels", "focused")
 
 
 def sees_one_token(feature_map: FeatureMap) -> bool:
@@ -181,4 +181,5 @@ def query_and_key_map(
                 f"`feature_map` is {name!r}, which combines all tokens, so it has no causal form and accepts no "
                 "`key_mask`, no `cu_seqlens` and no `shard`: use an elementwise one such as 'elu1'"
             )
-    return resolve_feature_map(pair[0]), resolve_feature_map(pair[1])
+    query_map = resolve_feature_map(pair[0])
+    return query_map, query_map if pair[1] is pair[0] else resolve_feature_map(pair[1])

@@ -219,9 +219,10 @@ def check_shard(
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
     dtype = query.dtype
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4 or 0 in x.shape[1:]:
+        shape = x.shape
+        if len(shape) != 4 or (0 in shape and 0 in shape[1:]):
             raise ValueError(
-                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
         if x.dtype != dtype or dtype not in FLOATS:

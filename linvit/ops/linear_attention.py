@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import check_tensors
-from linvit.formulas.feature_map import FeatureMap
-from linvit.formulas.normalizer import Normalizer
+from linvit.formulas.feature_map import FeatureMap, query_and_key_map
+from linvit.formulas.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
@@ -187,13 +187,16 @@ def packed_linear_attention(
     hides = key_mask is not None and isinstance(weighting, str) and weighting == "query_mean"  # queries, by a copy
     if projections.is_cuda or backend == "triton":
         check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
+        query_and_key_map(feature_map, every_token_counts=True)
+        resolve_normalizer(normalizer)
         kernel = kernel_for(backend, query, key, value, **form, **axes)
-        if kernel is not None and not hides and isinstance(weighting, str):
+        axes_of_kernel = {} if kernel is None else kernel.keywords
+        if axes_of_kernel and not hides and isinstance(weighting, str):
             from linvit.kernels import packed_linear_attention as kernel_of_packed
 
             visible = None if key_mask is None else visible_tokens(key_mask, key)
             form |= {"block_size": block_size, "key_mask": visible, "eps": eps}
-            return kernel_of_packed(projections, weighting=weighting, **form, **kernel.keywords).transpose(1, 2)
+            return kernel_of_packed(projections, weighting=weighting, **form, **axes_of_kernel).transpose(1, 2)
     options: dict[str, Any] = {"key_mask": key_mask, "block_size": block_size, "eps": eps, "backend": backend}
     return linear_attention(query, key, value, **form, **axes, **options).transpose(1, 2)
 
