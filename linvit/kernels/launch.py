@@ -286,8 +286,11 @@ def backward(
     into: Sequence[Tensor],
     tables: bool = False,
     block: int = 0,
+    mixture: Any = None,
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Writes the gradients of query, key and value into three tensors; with causal blocks, states are what they see.
+    """Writes the gradients of query, key and value into three tensors.
+
+    states: what heads read; with causal blocks what these see, with a mixture of blocks what it has mixed.
 
     Returns those of given weights; if asked for of the tables, whose cosines and sines are side by side; and those of
     parameters.
@@ -310,6 +313,8 @@ def backward(
 
     over_queries(None if options.query_mean else dq, None, state_grads)
     state_grads = _total(state_grads)
+    if mixture is not None:
+        states, state_grads = mixture.states, mixture.backward(state_grads)
     if block:
         states, state_grads = _of_blocks(states, state_grads, query, value)
     mean_grads = None

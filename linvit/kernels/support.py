@@ -46,7 +46,8 @@ SHARED = {
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, gradients=not causal, **options)
+    gradients = not causal and options.get("mixing") is None
+    reason = inputs_obstacle(query, value, gradients=gradients, causal=causal, **options)
     if reason is not None:
         return reason
     if not torch.compiler.is_compiling() and transforms():
@@ -136,6 +137,7 @@ def inputs_obstacle(
     shard: Any = None,
     cu_seqlens: Any = None,
     mixing: Any = None,
+    causal: bool | str = False,
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
 
@@ -147,7 +149,10 @@ def inputs_obstacle(
     if state is not None or shard is not None:
         return f"the kernels support no {'shard' if state is None else 'state'}"
     if mixing is not None:
-        return "the kernels support no blocks with a mixing"
+        if causal or cu_seqlens is not None or weighting != "uniform":
+            return "blocks have a kernel for bidirectional attention of a batch with equal weights only"
+        if uses_mass(normalizer) and torch.is_grad_enabled():
+            return "the normalizer uses the mass, which has no gradient of a mixing"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if not query.numel() or not value.numel():

@@ -86,12 +86,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     rule = options.get("normalizer", "divide")
     if options.get("weighting") == "query_mean" and uses_mass(rule) and needs_gradients(query, key, value):
         return "the normalizer uses the mass, which has a gradient for uniform weights only"
-    if options.pop("mixing", None) is not None:
-        if causal or options.get("cu_seqlens") is not None or options.get("weighting", "uniform") != "uniform":
-            return "blocks have a kernel for bidirectional attention of a batch with equal weights only"
-        if uses_mass(rule) and torch.is_grad_enabled():
-            return "the normalizer uses the mass, which has no gradient of a mixing"
-    reason = inputs_obstacle(query, value, **options)
+    reason = inputs_obstacle(query, value, causal=causal, **options)
     if reason is not None:
         return reason
     try:
