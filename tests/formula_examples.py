@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from linvit.formulas.feature_map import FEATURE_MAPS, JOINING
+from linvit.formulas.feature_map import ACROSS_TOKENS, FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
 from linvit.formulas.trace import trace_map, trace_normalizer
 from linvit.layers.mechanisms import LINEAR_AXES
@@ -75,6 +75,7 @@ REDUCING = {
     "centred": Example(lambda x: x - x.mean(-1, keepdim=True)),
     "spread": Example(lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, True) + 1)),
     "l1": Example(lambda x: F.normalize(F.relu(x) + 0.1, p=1, dim=-1)),
+    "cubic norm": Example(lambda x: F.normalize(F.relu(x) + 0.1, p=3, dim=-1)),
     "without its axis": Example(lambda x: x * x.square().sum(-1).rsqrt().unsqueeze(-1)),
     "moved": Example(lambda x: (x.transpose(1, 2).exp() / x.transpose(1, 2).exp().sum(-1, True)).transpose(1, 2)),
     "layer norm": Example(lambda x: F.layer_norm(x, x.shape[-1:])),
@@ -269,10 +270,15 @@ def generated_options(formula):
     return options
 
 
+def over_heads(scalar, channels):
+    """Options with a map of keys that shares the norm of a token among its heads; it holds two learned tensors."""
+    return {"feature_map": ("elu1", lambda x: F.softplus(F.normalize(x * scalar, dim=(1, 3)) * 3 + channels))}
+
+
 GENERATED = [torch.full((HEADS, 1, 1), 0.7), torch.linspace(-1, 1, 20)]
-WITHIN_HEADS = {
+WITHIN_TOKENS = {
     name: axes
     for name, axes in LINEAR_AXES.items()
-    if not {*JOINING} & {*([maps] if isinstance(maps := axes.get("feature_map", "elu1"), str) else maps)}
+    if not {*ACROSS_TOKENS} & {*([maps] if isinstance(maps := axes.get("feature_map", "elu1"), str) else maps)}
 }
-"""Mechanisms whose feature maps work inside one head."""
+"""Mechanisms whose feature maps combine no tokens."""

@@ -241,6 +241,36 @@ def polaformer(layer, x, grid):
     return out * (x @ layer.modulation.weight.T + layer.modulation.bias)
 
 
+def mhla(layer, x, grid):
+    """Scores of a query's block over all blocks, tokens before the grid being the first."""
+    norm, (height, width), (rows, columns) = layer.input_norm, grid, layer.operator.blocks
+    y = x - x.mean(-1, keepdim=True)
+    y = y / (y.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+    q, k, v = query_key_value(layer, y)
+    q, k = (
+        z / (z.square().mean(-1, keepdim=True) + torch.finfo(z.dtype).eps).sqrt() * rms.weight
+        for z, rms in ((q, layer.query_norm), (k, layer.key_norm))
+    )
+
+    def block(place, length, count):
+        return max(i for i in range(count) if i * length // count <= place)
+
+    prefix = layer.num_prefix
+    numbers = [0] * prefix + [
+        bool(prefix) + block(i, height, rows) * columns + block(j, width, columns)
+        for i in range(height)
+        for j in range(width)
+    ]
+    shares = layer.operator.mixing.clamp(0, 1)
+    out = []
+    for q_head, k_head, v_head in zip(*(by_head(layer, z) for z in (q, k, v)), strict=True):
+        similar = (q_head.clamp(min=0) + 1e-6) @ (k_head.clamp(min=0) + 1e-6).mT
+        shared = similar * torch.stack([torch.stack([shares[i, j] for j in numbers]) for i in numbers])
+        weights = torch.stack([torch.stack([shares[i, j] for j in numbers]).sum() for i in numbers])
+        out.append(shared @ v_head / (shared.sum(-1, keepdim=True) + 1e-6 * weights[:, None]))
+    return torch.cat(out, dim=-1) + local(v, layer.lepe.weight[:, 0], layer.lepe.bias, grid, layer.num_prefix)
+
+
 def uniform(q, k, s):
     return torch.full((1, 1, k.shape[1]), 1 / k.shape[1])
 
@@ -272,6 +302,7 @@ WRITTEN_OUT = {
     "mlla": mlla,
     "agent": agent,
     "polaformer": polaformer,
+    "mhla": mhla,
     "rala": gated(query_mean, divided),
     "mala": gated(uniform, with_magnitude),
     "rala_mala": gated(query_mean, with_magnitude),

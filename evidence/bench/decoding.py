@@ -15,7 +15,7 @@ from linvit.bench.machine import MEBIBYTE
 from linvit.bench.options import Options as CommonOptions
 from linvit.bench.page import ERROR, TIME, TOKENS, Cell, against, number
 from linvit.bench.rows import Progress, Report, Row, Trial, growth, measure_groups
-from linvit.layers.operator import KeyValues
+from linvit.layers.cache import KeyValues
 from linvit.models.by_name import create
 from linvit.models.sequence import Decoder, DecoderCache
 from linvit.ranges import Count

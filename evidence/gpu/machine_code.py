@@ -3,6 +3,7 @@
 import math
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -101,26 +102,31 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
 
 
 def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool = True) -> dict[str, Code]:
-    """The code of the kernels for bfloat16 with a rotation, 64 images of eight heads, by preset and kernel."""
+    """The code of the kernels for bfloat16 with a rotation, 64 images of eight heads, by preset and kernel.
+
+    Without tensor cores for it, below 8.0, for float16, and without softmax attention.
+    """
     by_name: dict[str, Code] = {}
+    products, short = (("HGMMA", "HMMA"), SHORT) if capability >= 80 else (("FFMA",), ())
 
     def note(kernel: Any, *args: Any, preset: str, **options: Any) -> Any:
         binary = compile_alone(kernel, *args, **options)
         name = f"{preset} {kernel.__name__}"
         if "ROWS" in options:
             work = 64 * binary.metadata.num_warps / options["ROWS"]
-            by_name[name + " again" * (name in by_name)] = _code(binary, ("HGMMA", "HMMA"), work)
+            by_name[name + " again" * (name in by_name)] = _code(binary, products, work)
         return binary
 
     with compiling(capability):
         compile_alone = triton.JITFunction.run
         for preset, (query_mean, normalizer) in PRESETS.items():
             with patch.object(triton.JITFunction, "run", partialmethod(note, preset=preset)):
-                inputs, options = shapes(tokens, width), launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+                inputs = shapes(tokens, width, _dtype(capability))
+                options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
                 out, states, sums = launch.forward(inputs, options)
                 if backward and states is not None:
                     launch.backward(torch.empty_like(out), inputs, states, sums, options, inputs[:3])
-        for few in SHORT:
+        for few in short:
             with patch.object(triton.JITFunction, "run", partialmethod(note, preset=f"{few} tokens")):
                 inputs = shapes(few, width)
                 out, masses = softmax_forward(inputs, True)
@@ -130,7 +136,7 @@ def codes(capability: int, width: int = 64, tokens: int = 3136, backward: bool =
 
 
 def depthwise_codes(capability: int, backward: bool = True) -> dict[str, Code]:
-    """The same of depthwise convolutions of 64 images in bfloat16, as in stages of our networks at 224 px.
+    """The same of depthwise convolutions of 64 images, as in stages of our networks at 224 px.
 
     Without gradients only those of one size, because several take longest to compile.
     """
@@ -150,7 +156,7 @@ def depthwise_codes(capability: int, backward: bool = True) -> dict[str, Code]:
             if not backward and len(work.kernels) > 1:
                 continue
             given = operands(work, (64, channels, side, side), "meta")
-            x, y, gate, weights, biases, grad = given.to(torch.bfloat16)
+            x, y, gate, weights, biases, grad = given.to(_dtype(capability))
             groups, around = [*map(len, work.kernels)], depthwise_launch.Around(y, gate, work.gelu, work.residual)
             with patch.object(triton.JITFunction, "run", partialmethod(note, name=name)):
                 depthwise_launch.depthwise_forward(x, weights, biases, groups, around)
@@ -173,15 +179,19 @@ def product_codes(capability: int) -> dict[str, Code]:
     with compiling(capability):
         compile_alone = triton.JITFunction.run
         for name, (layer, side) in PRODUCTS.items():
-            given = product.cast_to(torch.bfloat16, product.operands(layer, (64, side, side), "meta"))
+            given = product.cast_to(_dtype(capability), product.operands(layer, (64, side, side), "meta"))
             with patch.object(triton.JITFunction, "run", partialmethod(note, name=name)):
                 product_launch.product_forward(**given)
     return by_name
 
 
-def shapes(tokens: int, width: int) -> launch.Inputs:
+def _dtype(capability: int) -> torch.dtype:
+    return torch.bfloat16 if capability >= 80 else torch.float16
+
+
+def shapes(tokens: int, width: int, dtype: torch.dtype = torch.bfloat16) -> launch.Inputs:
     """Tensors without memory, heads outermost."""
-    query, key, value = (torch.empty(64, 8, tokens, width, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    query, key, value = (torch.empty(64, 8, tokens, width, dtype=dtype, device="meta") for _ in range(3))
     tables = torch.empty(tokens, width // 2, device="meta"), torch.empty(tokens, width // 2, device="meta")
     return launch.Inputs(query, key, value, tables, None, None, None)
 
@@ -215,5 +225,7 @@ def _cuobjdump(option: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    for name, code in (codes(90) | depthwise_codes(90) | product_codes(90)).items():
-        print(f"{name}: [{', '.join(map(str, code))}]")
+    for capability in map(int, sys.argv[1:] or ["90"]):
+        by_name = codes(capability) | depthwise_codes(capability) | product_codes(capability)
+        for name, code in by_name.items():
+            print(f"{capability / 10} {name}: [{', '.join(map(str, code))}]", flush=True)

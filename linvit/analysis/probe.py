@@ -103,6 +103,8 @@ def kv_state(operands: Operands) -> Tensor:
     """
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
+    if "mixing" in operands.options:
+        raise ValueError("Attention by blocks keeps a KV state for each block: choose a layer without blocks.")
     _, key, weights = mapped(operands)
     rotated = key if operands.rotary is None else rotate(key, operands.rotary)
     state = summarize(key, rotated, operands.value.to(key.dtype), weights)
@@ -193,7 +195,7 @@ def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[P
 
     def read(_: nn.Module, inputs: tuple[Any, ...], given: Mapping[str, Any], mixed: Tensor) -> None:
         query, key, value, rotary = (*inputs, None)[:4]
-        options = None if operator.options is None else operator.axes(key, given.get("feature_map"))
+        options = None if operator.options is None else operator.axes(key, given.get("feature_map"), given.get("grid"))
         query = operator.scaled(query) if options is None else query
         operands.append(Operands(query, key, value, options, rotary, operator.shares, given.get("cu_seqlens")))
         features[MIXED] = in_heads(merged(mixed), layer.heads)

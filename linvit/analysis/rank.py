@@ -44,8 +44,12 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
 
 
 def matrices(probe: Probe) -> dict[str, Tensor]:
-    """The KV state of a linear attention, and its features over the image's tokens after each step (no class token)."""
-    state = {} if probe.operands.options is None else {STATE: probe.kv_state()}
+    """The KV state of a linear attention, and its features over the image's tokens after each step (no class token).
+
+    Attention by blocks has no single state.
+    """
+    options = probe.operands.options
+    state = {} if options is None or "mixing" in options else {STATE: probe.kv_state()}
     return state | {name: x[:, :, probe.num_prefix :] for name, x in probe.features.items()}
 
 

@@ -20,7 +20,7 @@ from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
-from linvit.ops import linear_attention, rotary_2d
+from linvit.ops import initial_mixing, linear_attention, rotary_2d
 from linvit.ranges import check_names
 
 SOFTMAX = "softmax"
@@ -29,6 +29,7 @@ VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa", FLASH)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("heads", "tokens", "map", "own")
 OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
+BLOCKS = (4, 4)  # of MHLA, as in its DeiTs
 FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
 
 
@@ -124,7 +125,11 @@ def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
     if case.variant == FLASH:
         return _flash_bla(case.operator)
     backend = case.variant if case.variant in ("cpp", "triton") else "torch"
-    function = partial(linear_attention, rotary=rotary, backend=backend, **LINEAR_AXES[case.operator])
+    axes = dict(LINEAR_AXES[case.operator])
+    if case.operator == "mhla":
+        mixing = initial_mixing(BLOCKS, device=torch.device(case.device)).to(torch.promote_types(dtype, torch.float32))
+        axes |= {"mixing": mixing, "blocks": BLOCKS, "grid": grid(case.tokens)}
+    function = partial(linear_attention, rotary=rotary, backend=backend, **axes)
     if backend != "torch":
         shape = (1, 1, case.tokens, case.width)
         function(*(torch.zeros(shape, device=case.device, dtype=dtype) for _ in range(3)))

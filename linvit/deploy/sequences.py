@@ -11,7 +11,8 @@ from torch.export import Dim
 
 from linvit.deploy.facts import SequenceFacts
 from linvit.deploy.runtimes import Session
-from linvit.layers.operator import AttentionCache, KeyValues, Operator
+from linvit.layers.cache import AttentionCache, KeyValues
+from linvit.layers.operator import Operator
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder, DecoderCache
 from linvit.ops import State

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
+from linvit.formulas.recorder import AcrossHeads as AcrossHeads
 from linvit.formulas.recorder import Untraceable as Untraceable
 from linvit.formulas.trace import Formula as Formula
 from linvit.formulas.trace import trace_map, trace_normalizer
@@ -24,7 +25,7 @@ MOST = 256  # formulas that are kept, and traces of functions with the same code
 FAILURE = 32  # traces that one in vain counts as
 _formulas: OrderedDict[Any, tuple[list[Any], Formula | Untraceable, dict[int, int]]] = OrderedDict()
 _traces: OrderedDict[int, "Traces"] = OrderedDict()  # by the id of the code
-BY_VALUE = int | float | str  # what functions find that is the same if it is equal
+BY_VALUE = int, float, str  # what functions find that is the same if it is equal
 
 
 @dataclass
@@ -46,14 +47,15 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     """The formula of a feature map for heads of that width, or of a normalizer if there is none.
 
     Raises:
-        Untraceable: if the function cannot become device code.
+        Untraceable: if the function cannot become device code; AcrossHeads if it could, were there one head.
     """
     code, values = _parts(function)
-    key = id(code), *[_kind(x, values) for x in values], heads, width, device
+    kinds = [x if isinstance(x, BY_VALUE) else _kind(x, values) for x in values]
+    key = id(code), *kinds, heads, width, device
     entry = _formulas.get(key)
     if entry is None or _lacks_gradients(entry[1]):
         formula = _traced(function, code, heads, width, device)
-        kept, places = [code, *(x for x in values if not isinstance(x, BY_VALUE | Tensor))], dict[int, int]()
+        kept, places = [code, *(x for x in values if not isinstance(x, (*BY_VALUE, Tensor)))], dict[int, int]()
         if isinstance(formula, Formula):
             places = {slot: i for i, x in enumerate(values) for slot, held in formula.held.items() if held is x}
             formula = formula.holding(dict.fromkeys(places, torch.empty(0)))  # another call has its own
@@ -62,15 +64,15 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
             _formulas.popitem(last=False)
     _, formula, places = entry
     if isinstance(formula, Untraceable):
-        raise Untraceable(str(formula))
-    return formula.holding({slot: values[i] for slot, i in places.items()})
+        raise type(formula)(str(formula))
+    return formula.holding({slot: values[i] for slot, i in places.items()}) if places else formula
 
 
 def _kind(x: Any, values: list[Any]) -> Any:
-    """What a formula depends on of a number, tensor or object that its function finds by name."""
+    """What a formula depends on of a tensor or object that its function finds by name."""
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad, next(i for i, other in enumerate(values) if other is x)
-    return x if isinstance(x, BY_VALUE) else id(x)
+    return id(x)
 
 
 def _lacks_gradients(formula: Formula | Untraceable) -> bool:
@@ -100,15 +102,15 @@ def _traced(
 
 def _parts(function: Callable[..., Any]) -> tuple[Any, list[Any]]:
     """The code of a function, and the objects and numbers that it finds by name: the same if it computes the same."""
+    if isinstance(function, FunctionType):
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        names = map(function.__globals__.get, function.__code__.co_names)
+        return function.__code__, [*cells, *defaults, *names]
     if isinstance(function, partial):
         code, values = _parts(function.func)
         return code, [*values, *function.args, *function.keywords, *function.keywords.values()]
     if isinstance(function, nn.Module):
         numbers = [x for each in function.modules() for x in vars(each).values() if isinstance(x, int | float)]
         return function, [*function.parameters(), *function.buffers(), *numbers]
-    if not isinstance(function, FunctionType):
-        return function, []
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    names = [function.__globals__.get(name) for name in function.__code__.co_names]
-    return function.__code__, [*cells, *defaults, *names]
+    return function, []

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from linvit.formulas.values import REDUCTIONS, Value, constant, in_order, make, rebuilt
+from linvit.formulas.values import Value, constant, in_order, make, rebuilt
 
 TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 """Of tanh(x) / x - 1 by x², for |x| < 0.625 (Cephes)."""
@@ -70,29 +70,6 @@ def _monotone(op: str, of: list[Range]) -> Range:
         return math.tanh(x) if op == "tanh" else math.sqrt(max(x, 0.0))
 
     return applied(lows[0]), applied(highs[0])
-
-
-def slope(gradient: Value, d: Value) -> Value | None:
-    """The factor s in gradient = d · s, if no number of another channel enters it."""
-    if gradient == d:
-        return constant(1)
-    if gradient.op == "constant" and gradient.data == 0:
-        return gradient
-    op, operands = gradient.op, gradient.operands
-    if op in REDUCTIONS or d not in in_order([gradient]):
-        return None
-    if op in ("mul", "div"):
-        for place, operand in enumerate(operands if op == "mul" else operands[:1]):
-            factor, other = slope(operand, d), operands[1 - place]
-            if factor is not None and d not in in_order([other]):
-                return make(op, factor, other)
-        return None
-    if op in ("add", "sub", "neg", "where"):
-        first = int(op == "where")
-        factors = [slope(operand, d) for operand in operands[first:]]
-        if None not in factors and not (first and d in in_order([operands[0]])):
-            return make(op, *operands[:first], *(factor for factor in factors if factor is not None))
-    return None
 
 
 def lowered(outputs: Iterable[Value]) -> list[Value]:

@@ -64,6 +64,11 @@ def relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
+def relu_eps(x: Tensor) -> Tensor:
+    """max(x, 0) + 1e-6 (MHLA, ICLR 2026): positive, so that rows of scores never sum to zero."""
+    return F.relu(x) + 1e-6
+
+
 def exp(x: Tensor) -> Tensor:
     """e^x; in float32 the products overflow once two channels reach about 44 together."""
     return x.exp()
@@ -100,7 +105,7 @@ def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     Source: focused linear attention (FLatten, ICCV 2023), power 3. The temperature, broadcast against x, is the
     softplus of a learned vector there.
     """
-    y = (F.relu(x) + 1e-6) / temperature
+    y = relu_eps(x) / temperature
     cubed = y * y * y
     return cubed * (_norm(y) / _norm(cubed))
 
@@ -112,6 +117,7 @@ def _norm(x: Tensor) -> Tensor:
 FEATURE_MAPS: dict[str, FeatureMap] = {
     "elu1": elu1,
     "relu": relu,
+    "relu_eps": relu_eps,
     "exp": exp,
     "identity": identity,
     "unit": unit,
@@ -121,7 +127,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "focused": focused,
 }
 ACROSS_TOKENS = ("softmax_tokens",)
-JOINING = (*ACROSS_TOKENS, "unit_channels", "focused")  # tokens, or heads
+ACROSS_HEADS = ("unit_channels", "focused")
 
 
 def sees_one_token(feature_map: FeatureMap) -> bool:
@@ -175,4 +181,5 @@ def query_and_key_map(
                 f"`feature_map` is {name!r}, which combines all tokens, so it has no causal form and accepts no "
                 "`key_mask`, no `cu_seqlens` and no `shard`: use an elementwise one such as 'elu1'"
             )
-    return resolve_feature_map(pair[0]), resolve_feature_map(pair[1])
+    query_map = resolve_feature_map(pair[0])
+    return query_map, query_map if pair[1] is pair[0] else resolve_feature_map(pair[1])

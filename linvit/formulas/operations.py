@@ -66,55 +66,24 @@ POINTWISE: dict[str, Callable[..., Value]] = {
     "maximum": partial(make, "max"),
     "minimum": partial(make, "min"),
     "clamp": _clamp,
-    "clamp_min": partial(make, "max"),
-    "clamp_max": partial(make, "min"),
     "relu": lambda x: make("max", x, 0.0),
     "gt": lambda a, b: make("lt", b, a),
     "ge": lambda a, b: make("le", b, a),
     "ne": lambda a, b: make("not", make("eq", a, b)),
-    **dict.fromkeys(("logical_and", "bitwise_and"), partial(make, "and")),
-    **dict.fromkeys(("logical_or", "bitwise_or"), partial(make, "or")),
-    **dict.fromkeys(("logical_not", "bitwise_not"), partial(make, "not")),
-    "isnan": lambda x: make("not", make("eq", x, x)),
-    "isinf": lambda x: make("eq", make("abs", x), math.inf),
-    "masked_fill": lambda x, mask, number: make("where", mask, number, x),
+    "bitwise_and": partial(make, "and"),
+    "bitwise_or": partial(make, "or"),
+    "bitwise_not": partial(make, "not"),
     "exp2": lambda x: make("exp", x * math.log(2)),
     "log2": lambda x: make("log", x) * (1 / math.log(2)),
     "log10": lambda x: make("log", x) * (1 / math.log(10)),
     "rsqrt": lambda x: 1 / make("sqrt", x),
     "reciprocal": lambda x: 1 / number_of(x),
-    "sigmoid": lambda x: 1 / (1 + make("exp", -x)),
     "erfc": lambda x: 1 - make("erf", x),
     "ceil": lambda x: -make("floor", -x),
     "sign": _sign,
-    "sgn": _sign,
     "elu": _elu,
     "elu_backward": _elu_backward,
-    "threshold": lambda x, threshold, number: make("where", make("le", x, threshold), number, x),
-    "threshold_backward": lambda grad, x, threshold: make("where", make("le", x, threshold), 0.0, grad),
-    "copy": lambda x, other: other,
-    "fill": lambda x, number: number_of(number),
 }
-
-
-def _norm(x: Value, reduce: Callable[[str, Value], Value], order: float) -> Value:
-    sizes = make("abs", x)
-    if order == math.inf:
-        return reduce("amax", sizes)
-    if order == -math.inf:
-        return reduce("amin", sizes)
-    if order == 0:
-        return reduce("sum", number_of(make("not", make("eq", x, 0.0))))
-    if order == 1:
-        return reduce("sum", sizes)
-    return make("pow", reduce("sum", make("pow", x if order == 2 else sizes, order)), 1 / order)
-
-
-def reduced(name: str, x: Value, reduce: Callable[[str, Value], Value], count: int, order: float = 2.0) -> Value:
-    """The reduction of this name over `count` numbers, from reduce(operation, value)."""
-    if name == "mean":
-        return reduce("sum", x) / count
-    return _norm(x, reduce, order) if name == "linalg_vector_norm" else reduce(name, x)
 
 
 def variance(x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False, **_: Any) -> Tensor:
@@ -126,30 +95,17 @@ def variance(x: Tensor, dim: Any = None, correction: float | None = None, keepdi
     return squares.sum(dim, keepdim=keepdim) / count
 
 
-REDUCING = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 SAME = ("clone", "detach", "alias", "_to_copy", "lift_fresh", "positive", "convert_element_type")
-VIEWS = (
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "transpose",
-    "permute",
-    "t",
-    "slice",
-    "broadcast_in_dim",
-)
+VIEWS = ("view", "unsqueeze", "squeeze", "expand", "transpose", "permute", "slice", "broadcast_in_dim")
 FILLS: dict[str, Callable[..., float]] = {
     "full": lambda size, number, **_: number,
     "full_like": lambda x, number, **_: number,
     "new_full": lambda x, size, number, **_: number,
     "scalar_tensor": lambda number, **_: number,
-    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda *_, **__: 1.0),
-    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), lambda *_, **__: 0.0),
+    **dict.fromkeys(("ones", "new_ones"), lambda *_, **__: 1.0),
+    **dict.fromkeys(("zeros", "new_zeros"), lambda *_, **__: 0.0),
 }
-CHEAP = ("add", "sub", "rsub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne", "logical_not")
+CHEAP = ("add", "sub", "rsub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne")
 """Operations with a constant that device code does itself rather than read another parameter."""
 ASKING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2")
 """Operations that need numbers which are not known before the kernel runs."""

@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from linvit.formulas.operations import ASKING, CHEAP, FILLS, POINTWISE, REDUCING, SAME, VIEWS, reduced, variance
+from linvit.formulas.operations import ASKING, CHEAP, FILLS, POINTWISE, SAME, VIEWS, variance
 from linvit.formulas.values import (
     CHANNEL,
+    REDUCTIONS,
     Value,
     condition_of,
     constant,
@@ -36,6 +37,10 @@ Axes = tuple[str | None, ...]
 
 class Untraceable(ValueError):  # noqa: N818
     """A function that cannot become device code; the sentence says which operation, and where."""
+
+
+class AcrossHeads(Untraceable):
+    """One that combines heads, but maybe no tokens: plain torch can compute the features that a kernel reads."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +162,8 @@ class Recorder(TorchDispatchMode):
             raise Untraceable(f"{self.place(name)} draws random numbers, and a formula is the same in every call")
         if not func._schema.is_mutable:
             return self.dispatch(func, name, args, kwargs)
-        functional = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-        if functional is None or func._overloadname not in functional.overloads():
+        functional = functional_of(func, name)
+        if functional is None:
             raise Untraceable(f"{self.place(name)} writes into a tensor, and has no device code")
         changed = args[0]
         storage = changed.untyped_storage().data_ptr()
@@ -167,7 +172,7 @@ class Recorder(TorchDispatchMode):
         given = known is None or known.slot in self.outside.held or (known.value and known.value.op == "input")
         if given or any(x.untyped_storage().data_ptr() == storage for x in others):
             raise Untraceable(f"{self.place(name)} writes into a tensor that is given, kept or a view of another")
-        result = self.dispatch(getattr(functional, func._overloadname), name[:-1], args, kwargs)
+        result = self.dispatch(functional, name[:-1], args, kwargs)
         self.known[id(changed)] = self.known.pop(id(result))._replace(tensor=changed.copy_(result))
         return changed
 
@@ -185,7 +190,7 @@ class Recorder(TorchDispatchMode):
             raise Untraceable(f"{self.place(name)} mixes tokens")
         if name in POINTWISE:
             return self.pointwise(func, name, args, kwargs)
-        if name in REDUCING:
+        if name in REDUCTIONS:
             return self.reduction(func, name, args, kwargs)
         if name in SAME or name in VIEWS:
             return self.view(func, name, args, kwargs)
@@ -284,20 +289,17 @@ class Recorder(TorchDispatchMode):
         if axes & {"batch", "tokens"} and self.derivative and name == "sum":
             return self.sum_over_tokens(func, known, args, kwargs)
         if axes & {"batch", "heads", "tokens"}:
-            joined = "tokens" if axes & {"batch", "tokens"} else "heads, which must be done once per token outside"
-            raise Untraceable(f"{self.place(name)} combines {joined}")
-        repeats = math.prod(known.tensor.shape[place] for place in places if known.axes[place] is None)
-
-        def reduce(op: str, x: Value) -> Value:
-            count = repeats
-            if "width" in axes and x.axes & CHANNEL:
-                x = make(op, x)
-            elif "width" in axes:
-                count *= self.sizes[3]
-            return x * count if op == "sum" else x
-
-        count = math.prod(known.tensor.shape[place] for place in places)
-        value = reduced(name, number_of(known.value), reduce, count, given.get("ord", 2.0))
+            if axes & {"batch", "tokens"}:
+                raise Untraceable(f"{self.place(name)} combines tokens")
+            raise AcrossHeads(f"{self.place(name)} combines heads")
+        count = math.prod(known.tensor.shape[place] for place in places if known.axes[place] is None)
+        value = number_of(known.value)
+        if "width" in axes and value.axes & CHANNEL:
+            value = make(name, value)
+        elif "width" in axes:
+            count *= self.sizes[3]
+        if name == "sum":
+            value = value * count
         keeps = given.get("keepdim", False)
         left = [None if place in places else axis for place, axis in enumerate(known.axes)]
         return self.note(
@@ -328,6 +330,9 @@ class Recorder(TorchDispatchMode):
         probe = torch.empty(known.tensor.shape, device="meta")
         moved = func(probe, *args[1:], **kwargs)
         by_place = dict(zip(zip(probe.shape, probe.stride(), strict=True), known.axes, strict=True))
+        kept = {by_place.get(place) for place in zip(moved.shape, moved.stride(), strict=True)}
+        if {"batch", "tokens"} <= kept and "heads" in known.axes and "heads" not in kept:
+            raise AcrossHeads(f"{self.place(name)} combines heads")
         axes = []
         for size, stride, usual in zip(moved.shape, moved.stride(), self.usual_axes(moved.shape), strict=True):
             if size > 1 and stride and (size, stride) not in by_place:
@@ -346,6 +351,17 @@ class Recorder(TorchDispatchMode):
                 return f"`{(self.call or name).strip('_')}` ({file}, line {frame.f_lineno})"
             frame = frame.f_back
         return f"`{(self.call or name).strip('_')}` in the derivative"
+
+
+def functional_of(func: Any, name: str) -> Any:
+    """The operation that returns what an operation of this name writes into its first argument; None if there is none.
+
+    Their overloads are those of equal types: pow_(Tensor, number) is called Scalar, but pow.Scalar is (number, Tensor).
+    """
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    types = [str(x.type) for x in func._schema.arguments]
+    return next((x for x in overloads if [str(y.type) for y in x._schema.arguments] == types), None)
 
 
 class Calls(TorchFunctionMode):

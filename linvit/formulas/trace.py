@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from linvit.formulas.device import ranges, slope
-from linvit.formulas.recorder import Calls, Outside, Recorder, Untraceable
-from linvit.formulas.values import REDUCTIONS, TILE, TOKEN, Value, constant, in_order, named
+from linvit.formulas.device import ranges
+from linvit.formulas.recorder import AcrossHeads, Calls, Outside, Recorder, Untraceable
+from linvit.formulas.values import TILE, TOKEN, Value, constant, in_order, named
 
 SIZES = (11, 13, 17, 19, 23, 29)  # of batch and tokens, so that their axes are known by size
 
@@ -67,12 +67,6 @@ class Formula:
         return self.results == ("y",)
 
     @cached_property
-    def factor(self) -> Value | None:
-        """Of an elementwise map without parameters, the s in dx = dy · s; otherwise None."""
-        elementwise = not any(x.op in REDUCTIONS for x in in_order(self.outputs)) and not self.parameters
-        return slope(self.gradients[0], named("dy", TILE)) if self.is_map and elementwise else None
-
-    @cached_property
     def is_positive(self) -> bool:
         """Whether the results are known to be zero or above."""
         known = ranges(self.outputs)
@@ -97,8 +91,6 @@ class Formula:
 
     def holding(self, tensors: dict[int, Tensor]) -> "Formula":
         """The formula of a function that differs in these tensors."""
-        if not tensors:
-            return self
         other = copy(self)
         object.__setattr__(other, "outside", self.outside.holding({**self.held, **tensors}))
         return other
@@ -112,7 +104,7 @@ class Formula:
     @property
     def has_all_gradients(self) -> bool:
         """Whether the derivative is also by all tensors that need a gradient."""
-        return all(slot in self.gradient_slots for slot, x in self.outside.held.items() if x.requires_grad)
+        return not [slot for slot, x in self.held.items() if x.requires_grad and slot not in self.gradient_slots]
 
     def parameter_rows(self, heads: int, width: int, columns: int, eps: float) -> Tensor | None:
         """The parameters as device code reads them, (heads, any, columns) of float32: a row each, zeros from width on.
@@ -252,16 +244,28 @@ def _traced(
         Untraceable: if it is not, or an operation cannot become device code.
     """
     batch, tokens, other_batch, other_tokens = [size for size in SIZES if size not in (heads, width)][:4]
-    formulas = []
-    device = torch.device(device)
-    with ThreadPoolExecutor(1) as fresh:  # a thread without autocast, modes of torch or an operator that is running
-        for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width)):
-            formulas.append(fresh.submit(run_and_note, function, names, arguments(sizes), sizes, device).result())
-    if formulas[0].signature != formulas[1].signature:
+    first, second = [
+        _apart(run_and_note, function, names, arguments(sizes), sizes, torch.device(device))
+        for sizes in ((batch, heads, tokens, width), (other_batch, heads, other_tokens, width))
+    ]
+    if first.signature != second.signature:
         raise Untraceable(
             "the function computes something else for other tensors, as if it knew their numbers or how many there are"
         )
-    return formulas[0]
+    return first
+
+
+def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result in a thread without autocast, modes of torch or an operator that is running."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(function, *arguments).result()
+
+
+def _sees_one_token(function: Callable[[Tensor], Sequence[Tensor]], heads: int, width: int, device: Any) -> bool:
+    """Whether the function of the last token by itself is what it is among others."""
+    x = torch.linspace(0.1, 1, 6 * heads * width, device=device).reshape(2, heads, 3, width)
+    (among_others,), (alone,) = function(x), function(x[1:, :, 2:])
+    return torch.allclose(among_others[1:, :, 2:], alone, equal_nan=True)
 
 
 def trace_map(
@@ -273,7 +277,7 @@ def trace_map(
         device: of the tensors that the function holds.
 
     Raises:
-        Untraceable: as the class says.
+        Untraceable: as the class says; AcrossHeads if it combines heads but no tokens.
     """
 
     def checked(x: Tensor) -> list[Tensor]:
@@ -283,7 +287,12 @@ def trace_map(
             raise Untraceable(f"the function returns {kind} for {x.dtype} of shape {tuple(x.shape)}")
         return [y]
 
-    return _traced(checked, ("y",), lambda sizes: [Argument("x", sizes, TILE)], heads, width, device)
+    try:
+        return _traced(checked, ("y",), lambda sizes: [Argument("x", sizes, TILE)], heads, width, device)
+    except AcrossHeads as error:
+        if _apart(_sees_one_token, checked, heads, width, device):
+            raise
+        raise Untraceable(f"{error}, and the function also combines tokens") from None
 
 
 def trace_normalizer(

@@ -66,23 +66,10 @@ def store_sum(given, place, x):
 
 
 NUMBERS = "num, den, mass, scale, eps"
-ELEMENTWISE = """
-
-@triton.jit
-def value(x, given, SHAPE):
-    return forward(x)[0]
-
-
-@triton.jit
-def gradient(x, dy, given, SHAPE):
-    return dy * forward(x)[1]
-"""
 
 
 def triton_source(formula: Formula) -> str:
-    """A module with `forward` and, unless the map is elementwise, `backward`.
-
-    Of an elementwise map, `forward(x)` returns y and the factor of dx = dy · factor; otherwise
+    """A module with these functions:
 
         forward(x, parameters, WIDTH) -> y
         backward(x, dy, parameters, WIDTH) -> dx and what is to be summed over tokens, as tiles or rows
@@ -92,8 +79,6 @@ def triton_source(formula: Formula) -> str:
     `parameters` is a tuple, of a number or a row of channels each; a normalizer takes it at the end, if there are any.
     And `value` and `gradient`, as the kernels call them: see `linvit.kernels.device_code`.
     """
-    if formula.factor is not None:
-        return f"{HEADER}{_function('forward', ['x'], [*formula.outputs, formula.factor], [TILE, TILE])}{ELEMENTWISE}"
     d = [f"d{name}" for name in formula.results]
     if formula.is_map:
         forward, axes = [*formula.names, "parameters", "WIDTH: tl.constexpr"], TILE

@@ -6,7 +6,7 @@ Values with the same key are the same number, so nothing is computed twice.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -264,18 +264,3 @@ def rebuilt(outputs: Iterable[Value], rule: Callable[[Value, tuple[Value, ...]],
     for value in in_order(outputs):
         new[value] = rule(value, tuple(new[operand] for operand in value.operands))
     return [new[output] for output in outputs]
-
-
-def evaluate(outputs: Iterable[Value], given: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs in plain torch, in the dtype of the given numbers, whose channels are the last axis."""
-    outputs, computed = list(outputs), dict[Value, Tensor]()
-    like = next(iter(given.values()))
-    for value in in_order(outputs):
-        if value.op == "input":
-            computed[value] = given[value.data]
-        elif value.op == "constant":
-            dtype = torch.bool if isinstance(value.data, bool) else like.dtype
-            computed[value] = torch.tensor(value.data, dtype=dtype, device=like.device)
-        else:
-            computed[value] = OPERATIONS[value.op].torch(*(computed[operand] for operand in value.operands))
-    return [computed[output] for output in outputs]

@@ -291,7 +291,7 @@ def graph_care_block(block: CareBlock) -> nn.Module:
 def _is_known(operator: Operator) -> bool:
     if operator.options is None:
         return operator.mechanism == "softmax"
-    return all(value in AXES[axis] for axis, value in operator.options.items())
+    return operator.blocks is None and all(value in AXES[axis] for axis, value in operator.options.items())
 
 
 FOLDS: folds.Folds = {

@@ -34,20 +34,24 @@ def linear_attention(
     causal: bool = False,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
+    blocks: tuple[Tensor, Tensor, Tensor] | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key, value and tensors of formulas get first derivatives, and if not causal weights and rotary tables. Sums
-    have a fixed order, so results are the same in every run.
+    Query, key, value, mixing and tensors of formulas get first derivatives, and if not causal weights and rotary
+    tables. Sums have a fixed order, so results are the same in every run.
 
     Args:
         query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
         feature_map, normalizer: names, or formulas in place of functions.
         key_mask: True where a token counts, (batch, heads, tokens).
+        blocks: the tokens block by block, int64 (tokens,); where blocks begin among them, and their number, int64
+            (blocks + 1,); and the mixing, (blocks, blocks) or (heads, blocks, blocks).
 
     Returns:
-        (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
+        (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory; by blocks, heads
+        inside tokens.
     """
     from linvit.kernels.operator import attend  # Triton is optional
 
@@ -55,6 +59,10 @@ def linear_attention(
     names, parameters = _named(query, (*feature_map, normalizer), eps)
     block, by_mean = block_size or int(causal), isinstance(weighting, str) and weighting == "query_mean"
     tables = _tables(rotary)
+    if blocks is not None:
+        from linvit.kernels.blocks import attention
+
+        return attention(query, key, value, blocks, tables, key_mask, *parameters, *names, eps)
     keep = _needs_gradients(query, key, value, *tables, weights, *parameters)
     seen = *tables, key_mask, weights, cu_seqlens, *parameters
     out: Tensor = attend(query, key, value, *seen, *names[:2], by_mean, block, names[2], eps, keep)[0]

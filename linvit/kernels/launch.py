@@ -9,11 +9,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.device_code import device_code, interpreted
+from linvit.kernels.merge import merge
 from linvit.kernels.read import read
 from linvit.kernels.short import attend_head
-from linvit.kernels.state import merge, merge_blocks, query_mean, summarize
+from linvit.kernels.state import query_mean, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 from linvit.kernels.support import padded
 from linvit.kernels.tiles import pack_table
@@ -259,12 +259,12 @@ def forward(inputs: Inputs, options: Options, keep: bool = True) -> tuple[Tensor
         sums = query.new_empty(call.programs, splits, query.shape[-1] + 1, dtype=torch.float32)
         call.start(query_mean, splits, strided(query), mask, call.parameters, sums, cu_seqlens, call.tokens)
         sums = _total(sums) if keep else sums  # one of gradients is as they need it; `summarize` adds the others itself
-    states = _summaries(call, inputs, mask, sums, scale)
-    _read(call, query, out, states, cu_seqlens, scale, options.eps)
+    states = summaries(call, inputs, mask, sums, scale)
+    read_with(call, query, out, states, cu_seqlens, scale, options.eps)
     return out, states, sums
 
 
-def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale: float) -> Tensor:
+def summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale: float) -> Tensor:
     """The state of each program's sequence or block."""
     splits = call.splits("summarize", call.keys)
     states = inputs.query.new_empty(call.programs, splits, call.size, dtype=torch.float32)
@@ -274,7 +274,7 @@ def _summaries(call: Call, inputs: Inputs, mask: Any, sums: Tensor | None, scale
     return _merged(call, states)
 
 
-def _read(
+def read_with(
     call: Call, query: Tensor, out: Tensor, states: Tensor, cu_seqlens: Tensor | None, scale: float, eps: float
 ) -> None:
     splits = call.splits("read", call.queries)
@@ -291,8 +291,11 @@ def backward(
     into: Sequence[Tensor],
     tables: bool = False,
     block: int = 0,
+    mixture: Any = None,
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Writes the gradients of query, key and value into three tensors; with causal blocks, states are what they see.
+    """Writes the gradients of query, key and value into three tensors.
+
+    states: what heads read; with causal blocks what these see, with a mixture of blocks what it has mixed.
 
     Returns those of given weights; if asked for of the tables, whose cosines and sines are side by side; and those of
     parameters.
@@ -315,6 +318,8 @@ def backward(
 
     over_queries(None if options.query_mean else dq, None, state_grads)
     state_grads = _total(state_grads)
+    if mixture is not None:
+        states, state_grads = mixture.states, mixture.backward(state_grads)
     if block:
         states, state_grads = _of_blocks(states, state_grads, query, value)
     mean_grads = None
@@ -327,48 +332,6 @@ def backward(
         over_queries(dq, _total(mean_grads), None)
     both = None if of_queries is None or of_keys is None else of_queries.sum((0, 1)) + of_keys.sum((0, 1))
     return dweights, both, call.parameter_gradients(parameters)
-
-
-def causal_forward(inputs: Inputs, options: Options, block: int) -> tuple[Tensor, Tensor | None]:
-    """Output of causal attention of blocks (of one token), and if they are long the states that they see."""
-    query, key, value, _, visible, _, cu_seqlens, _ = inputs
-    call = Call(inputs, options, causal=True)
-    scale, mask, out = query.shape[-1] ** -0.5, strided_mask(visible), room(query, value)
-    if is_long(call, block):
-        call = Call(inputs, options, block=block)
-        states = _summaries(call, inputs, mask, None, scale)
-        blocks = -(-query.shape[2] // block)
-        call.start(merge_blocks, 1, states, blocks, programs=call.programs // blocks)
-        _read(call, query, out, states, None, scale, options.eps)
-        return out, states
-    call.constants["BLOCK"] = block
-    tensors = [strided(x) for x in (query, key, value, out)]
-    call.start(chunked, 1, *tensors, call.parameters, call.table, mask, cu_seqlens, call.tokens, scale, options.eps)
-    return out, None
-
-
-def causal_backward(
-    grad: Tensor, inputs: Inputs, states: Tensor, options: Options, block: int, into: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Writes the gradients of query, key and value of causal attention into three tensors; returns the parameters'."""
-    query, key, value, _, visible, _, cu_seqlens, _ = inputs
-    call = Call(inputs, options, causal=True)
-    if is_long(call, block):
-        return backward(grad, inputs, states, None, options, into, block=block)[2]
-    call.constants["BLOCK"] = block
-    parameters = call.parameters_with_sums("chunked", "chunked", block)
-    dq, dk, dv = into
-    rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
-    tensors = [strided(x) for x in (query, key, value, grad)]
-    rest = rows, parameters, call.table, strided_mask(visible), cu_seqlens, call.tokens
-    call.start(chunked_query_backward, 1, *tensors, strided(dq), *rest, query.shape[-1] ** -0.5, options.eps)
-    call.start(chunked_key_backward, 1, *tensors, strided(dk), strided(dv), *rest)
-    return call.parameter_gradients(parameters)
-
-
-def is_long(call: Call, block: int) -> bool:
-    """Whether blocks do not fit into a chunk of `chunked`, and get a state of their own each."""
-    return block > call.setting("chunked").rows
 
 
 def _of_blocks(states: Tensor, grads: Tensor, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

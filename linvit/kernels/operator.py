@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, library
 
 from linvit.kernels import launch
+from linvit.kernels.causal_launch import causal_backward, causal_forward, is_long
 from linvit.kernels.softmax_launch import softmax_backward, softmax_forward
 
 QUERY_KEY_VALUE = "Tensor query, Tensor key, Tensor value"
@@ -45,7 +46,7 @@ def _forward(parts: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tenso
     nothing = inputs.query.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(inputs.query):
         if block:
-            (out, states), sums = launch.causal_forward(inputs, options, block), None
+            (out, states), sums = causal_forward(inputs, options, block), None
         else:
             out, states, sums = launch.forward(inputs, options, keep)
     if not keep or states is None:
@@ -89,7 +90,7 @@ def _shapes(parts: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if block:
         call = launch.Call(inputs, options._replace(query_mean=False), causal=True)
-        keep = keep and launch.is_long(call, block)
+        keep = keep and is_long(call, block)
         sequences *= -(-query.shape[2] // block)
     heads, width = sequences * query.shape[1], query.shape[-1]
     size = launch.state_size(width, value.shape[-1])
@@ -126,7 +127,7 @@ def _backward(grad: Tensor, parts: Sequence[Tensor], into: Sequence[Tensor], *re
     inputs, options, block = _call(parts, *seen, *rule)
     with torch.cuda.device_of(grad):
         if block:
-            of_parameters = launch.causal_backward(grad, inputs, states, options, block, into)
+            of_parameters = causal_backward(grad, inputs, states, options, block, into)
             of_weights, of_tables = None, None
         else:
             given = sums if options.query_mean else None

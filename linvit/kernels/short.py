@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 
 from linvit.kernels.device_code import LOG2E
+from linvit.kernels.merge import merged_state
 from linvit.kernels.read import write_outputs
 from linvit.kernels.state import (
     ROOM,
     load_vector,
-    merged_state,
     store_state,
     store_vector,
     sum_of_queries,

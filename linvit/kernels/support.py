@@ -12,15 +12,10 @@ from linvit.formulas import Formula
 from linvit.formulas import feature_map as feature_maps
 from linvit.formulas import normalizer as normalizers
 
-FEATURE_MAPS = tuple(name for name in feature_maps.FEATURE_MAPS if name not in feature_maps.JOINING)
+JOINING = (*feature_maps.ACROSS_TOKENS, *feature_maps.ACROSS_HEADS)
+FEATURE_MAPS = tuple(name for name in feature_maps.FEATURE_MAPS if name not in JOINING)
 WEIGHTINGS = ("uniform", "query_mean")
 NORMALIZERS = tuple(normalizers.NORMALIZERS)
-KNOWN = (
-    ("the queries' feature_map", FEATURE_MAPS),
-    ("the keys' feature_map", FEATURE_MAPS),
-    ("weighting", WEIGHTINGS),
-    ("normalizer", NORMALIZERS),
-)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PADDED = (16, 32, 64, 128)  # head widths are padded to the next of these
 WIDEST = PADDED[-1]
@@ -53,7 +48,8 @@ SHARED = {
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, gradients=not causal, **options)
+    gradients = not causal and options.get("mixing") is None
+    reason = inputs_obstacle(query, value, gradients=gradients, causal=causal, **options)
     if reason is not None:
         return reason
     if not torch.compiler.is_compiling() and transforms():
@@ -62,8 +58,6 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return "causal='block' has no kernel for packed sequences"
     weighting, by_mass = options.get("weighting", "uniform"), uses_mass(options.get("normalizer", "divide"))
     if isinstance(weighting, Tensor):
-        if causal:
-            return "weights that are given have no causal kernel"
         if by_mass and torch.is_grad_enabled() and weighting.requires_grad:
             return "the normalizer uses the mass, which has no gradient of weights that are given"
     elif weighting == "query_mean" and by_mass:
@@ -191,21 +185,23 @@ def inputs_obstacle(
     state: Any = None,
     shard: Any = None,
     cu_seqlens: Any = None,
+    mixing: Any = None,
+    causal: bool | str = False,
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may.
 
     gradients: whether the kernel supports weights that are given, and has gradients of rotary tables.
     """
-    query_map, key_map = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
-    if gradients and isinstance(weighting, Tensor):
-        weighting = "uniform"
-    axes = query_map, key_map, weighting, normalizer
-    for given, (name, known) in zip(axes, KNOWN, strict=True):
-        if not isinstance(given, Formula) and (not isinstance(given, str) or given not in known):
-            shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
-            return f"{name} is {shown}, and the kernels support {', '.join(known)}"
+    if not gradients if isinstance(weighting, Tensor) else weighting not in WEIGHTINGS:
+        shown = "a Tensor" if isinstance(weighting, Tensor) else repr(weighting)
+        return f"weighting is {shown}, and the kernels support {', '.join(WEIGHTINGS)}"
     if state is not None or shard is not None:
         return f"the kernels support no {'shard' if state is None else 'state'}"
+    if mixing is not None:
+        if causal or cu_seqlens is not None or weighting != "uniform":
+            return "blocks have a kernel for bidirectional attention of a batch with equal weights only"
+        if uses_mass(normalizer) and torch.is_grad_enabled():
+            return "the normalizer uses the mass, which has no gradient of a mixing"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if not query.numel() or not value.numel():

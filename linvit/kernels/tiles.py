@@ -201,7 +201,12 @@ def turn(x, c, s, SHAPE):
 
 @triton.jit
 def turn_back(x, c, s, SHAPE):
-    return x if c is None else turn(x, c, -s, SHAPE)
+    if c is None:
+        y = x
+    else:
+        even, odd = tl.split(tl.reshape(x, (SHAPE[0], SHAPE[1] // 2, 2)))
+        y = tl.reshape(tl.join(even * c + odd * s, odd * c - even * s), (SHAPE[0], SHAPE[1]))
+    return y
 
 
 @triton.jit

@@ -12,9 +12,9 @@ from linvit.layers.mechanisms import mechanism_of
 from linvit.layers.operator import AttentionLayer
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.backend import depthwise_kernels_for
-from linvit.ranges import check_keys, lookup
+from linvit.ranges import Count, check_keys, lookup
 
-AXES = ("feature_map", "weighting", "normalizer")
+AXES = ("feature_map", "weighting", "normalizer", "blocks", "block_sides")
 AROUND = ("modulation", "lepe", "rope")
 # φ(x) by name: whether it is applied to a projection of x or to x itself, and the function; None for no φ(x)
 MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
@@ -59,6 +59,7 @@ class Attention2d(AttentionLayer):
             "none", no gate.
         lepe: add a 5×5 depthwise convolution of the values (LePE).
         rope: rotate queries and keys by their position.
+        blocks, block_sides: see Operator.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
     """
 
@@ -70,12 +71,15 @@ class Attention2d(AttentionLayer):
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool = True,
+        blocks: tuple[Count, Count] | None = None,
+        block_sides: tuple[Count, Count] | None = None,
         device: Device = None,
         dtype: Dtype = None,
         **axes: Any,
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, place="maps", **axes, **dd)
+        cut: dict[str, Any] = {"blocks": blocks, "block_sides": block_sides}
+        super().__init__(width, heads, mechanism, place="maps", **cut, **axes, **dd)
         if rope:
             check_turns(width // heads, axes=2)
         self.rope = rope
@@ -94,7 +98,7 @@ class Attention2d(AttentionLayer):
         grid = (x.shape[-2], x.shape[-1])
         projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
         query, key, value = (tokens_of_map(y, self.heads) for y in projections[:3])
-        y = self.operator.as_map(self.operator(query, key, value, rotary if self.rope else None), grid)
+        y = self.operator.as_map(self.operator(query, key, value, rotary if self.rope else None, grid=grid), grid)
         values, gate = value.mT.flatten(1, 2).unflatten(-1, grid), projections[3] if self.projected else x
         out = self.at_once(y, values, gate)
         return self.gated(self.with_local(y, values), gate) if out is None else out

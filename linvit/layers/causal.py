@@ -12,8 +12,9 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
+from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import TensorOptions, check_turns
-from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
+from linvit.layers.operator import AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
 

@@ -14,9 +14,10 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, silu
 
+from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import TensorOptions
-from linvit.layers.operator import AttentionCache, AttentionLayer, in_heads, merged
+from linvit.layers.operator import AttentionLayer, in_heads, merged
 from linvit.ops import Rotary
 from linvit.ranges import lookup
 

@@ -11,6 +11,7 @@ from typing import Any
 from linvit.ranges import lookup
 
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
+POOLED: Mapping[str, Any] = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
 DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
 PREFIX = {"weighting": "prefix_query_mean"}
 
@@ -69,6 +70,9 @@ MECHANISMS: dict[str, Mechanism] = {
         networks={**DEIT_AND_SWIN, "swin_tiny": {"pattern": "LLLS"}},
     ),
     "polaformer": Mechanism("#A50F15", {"feature_map": "relu"}, networks=DEIT_AND_SWIN),
+    "mhla": Mechanism(
+        "#117733", {"feature_map": "relu_eps"}, networks={"deit_tiny": POOLED, "deit_small": POOLED, "swin_tiny": {}}
+    ),
     "rala": Mechanism(
         "#D55E00",
         {"weighting": "query_mean"},

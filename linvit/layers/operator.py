@@ -10,69 +10,21 @@ from timm.layers import use_fused_attn
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.formulas.feature_map import FeatureMap, query_and_key_map
 from linvit.formulas.normalizer import Normalizer, resolve_normalizer
+from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.checks import TensorOptions, multiple_of_heads
 from linvit.layers.mechanisms import mechanism_of
 from linvit.ops import Rotary, State, attention_scores, linear_attention, linear_attention_step
 from linvit.ops.backend import softmax_kernel_for
+from linvit.ops.mixing import initial_mixing, resized_mixing
 from linvit.ops.position import rotate
 from linvit.ops.state import Shard, Weighting
 from linvit.ranges import lookup
 
 LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
-
-
-class KeyValues:
-    """Keys and values of all tokens read so far, in buffers that double in size when they are full."""
-
-    def __init__(self) -> None:
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
-        self.length = 0
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values; returns all of them, each (batch, heads, tokens, width)."""
-        end = self.length + key.shape[-2]
-        if self.key is None or end > self.key.shape[-2]:
-            grown = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (key, value)]
-            for buffer, full in zip(grown, (self.key, self.value), strict=True):
-                if full is not None:
-                    buffer[:, :, : self.length] = full[:, :, : self.length]
-            self.key, self.value = grown
-        assert self.value is not None
-        self.key[:, :, self.length : end] = key
-        self.value[:, :, self.length : end] = value
-        self.length = end
-        return self.key[:, :, :end], self.value[:, :, :end]
-
-    def num_bytes(self) -> int:
-        """Bytes of the tokens read, without the unused part of the buffers."""
-        if self.key is None or self.value is None:
-            return 0
-        return sum(x[:, :, : self.length].numel() * x.element_size() for x in (self.key, self.value))
-
-
-@dataclass
-class AttentionCache:
-    """All that one attention keeps; every field is None at first.
-
-    read: the state of a linear mechanism, or the keys and values of softmax attention. conv, lepe: the last inputs of
-    its two convolutions.
-    """
-
-    read: State | KeyValues | None = None
-    conv: Tensor | None = None
-    lepe: Tensor | None = None
-
-    def num_bytes(self) -> int:
-        """Size in bytes."""
-        inputs = sum(x.nbytes for x in (self.conv, self.lepe) if x is not None)
-        if isinstance(self.read, KeyValues):
-            return inputs + self.read.num_bytes()
-        return inputs + sum(x.nbytes for x in self.read or ())
 
 
 class Operator(nn.Module):
@@ -88,6 +40,11 @@ class Operator(nn.Module):
             and owns the copy's parameters.
         causal: each token sees only itself and the tokens before it.
         place: where the attention is used: "maps", "sequences" or "images"; None allows every mechanism.
+        blocks: (rows, columns) of blocks of tokens, each of which weighs the others by a row of the learned matrix
+            `mixing`, as in MHLA (ICLR 2026); None for no blocks.
+        block_sides: (height, width) of a block in tokens, if grids of other sizes are to have more or fewer blocks
+            than `blocks`, with an interpolated matrix; None if all grids have as many, which keeps the cost linear.
+        prefix: whether there are tokens before the grid, which are a block of their own.
 
     Learned axes are vectors, so timm and our recipes apply no weight decay to them.
 
@@ -107,6 +64,9 @@ class Operator(nn.Module):
         normalizer: str | Normalizer | None = None,
         causal: bool = False,
         place: str | None = None,
+        blocks: tuple[int, int] | None = None,
+        block_sides: tuple[int, int] | None = None,
+        prefix: bool = False,
         **dd: Unpack[TensorOptions],
     ) -> None:
         super().__init__()
@@ -115,6 +75,14 @@ class Operator(nn.Module):
         axes = mechanism_of(mechanism, place).axes_of(causal)
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
+        refuse(
+            (axes is None or causal)
+            and blocks is not None
+            and f"`mechanism` {mechanism!r} accepts no blocks here: choose a linear one, for images",
+            blocks is None
+            and block_sides is not None
+            and "`block_sides` is given without `blocks`: add the number of blocks on the grid of training",
+        )
         # unknown names are refused when the network is created, not when it reads its first image
         if "feature_map" in changes:
             query_and_key_map(changes["feature_map"], every_token_counts=True)
@@ -132,6 +100,11 @@ class Operator(nn.Module):
         self.mean_query: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
+        self.blocks, self.block_sides, self.prefix = blocks and (blocks[0], blocks[1]), block_sides, prefix
+        self.mixing: nn.Parameter | None = None
+        if blocks is not None:
+            number = blocks[0] * blocks[1] + prefix
+            self.mixing = nn.Parameter(torch.empty(number, number, **dd))
         if changes.get("weighting") == LEARNED:
             self.mean_query = nn.Parameter(torch.empty(heads * head_width, **dd))
         if changes.get("normalizer") == LEARNED:
@@ -156,10 +129,13 @@ class Operator(nn.Module):
         return options
 
     def reset_parameters(self) -> None:
-        """Initial values: uniform weights, β = 1, γ = 0."""
+        """Initial values: uniform weights, β = 1, γ = 0, and blocks that weigh near ones more."""
         for parameter, value in ((self.mean_query, 0.0), (self.beta, 1.0), (self.gamma, 0.0)):
             if parameter is not None:
                 nn.init.constant_(parameter, value)
+        if self.blocks is not None:
+            with torch.no_grad():
+                cast(nn.Parameter, self.mixing).copy_(initial_mixing(self.blocks, self.prefix))
 
     def forward(
         self,
@@ -173,6 +149,7 @@ class Operator(nn.Module):
         cu_seqlens: Tensor | None = None,
         bias: Tensor | None = None,
         cache: AttentionCache | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> Tensor:
         """The output for every query, (batch, heads, queries, width).
 
@@ -184,6 +161,7 @@ class Operator(nn.Module):
             cu_seqlens: sequences that are packed, as in `linear_attention`; for linear attention only.
             bias: added to the logits of softmax attention, (batch, heads, queries, keys).
             cache: the tokens read before these, for causal attention; these are added to it.
+            grid: height and width in tokens, for blocks.
         """
         if self.options is None:
             read = self._softmax(query, key, value, rotary, key_mask, bias, cache)
@@ -198,7 +176,7 @@ class Operator(nn.Module):
                 cu_seqlens=cu_seqlens,
                 shard=self.shard,
                 backend="auto" if self.fused else "torch",
-                **self.axes(key, feature_map),
+                **self.axes(key, feature_map, grid),
             )
         else:
             state, axes = cast(State | None, cache.read), self.axes(key, feature_map)
@@ -217,6 +195,7 @@ class Operator(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         bias: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> Tensor:
         """The matrix that multiplies the values, (batch, heads, queries, keys); arguments as of forward."""
         if self.options is None:
@@ -224,11 +203,16 @@ class Operator(nn.Module):
             scores = softmax_scores(query, key, self._bias(query, key, key_mask, bias))
         else:
             where: dict[str, Any] = {"rotary": rotary, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
-            scores = attention_scores(query, key, causal=self.causal, **where, **self.axes(key, feature_map))
+            scores = attention_scores(query, key, causal=self.causal, **where, **self.axes(key, feature_map, grid))
         return shared_out(scores, self.shares)
 
-    def axes(self, key: Tensor, feature_map: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
-        """The options of `linear_attention` for these keys, with the learned ones; feature_map: as in forward."""
+    def axes(
+        self,
+        key: Tensor,
+        feature_map: Callable[[Tensor], Tensor] | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """The options of `linear_attention` for these keys, with the learned ones; feature_map, grid: as in forward."""
         axes = dict(self.options or {})
         if feature_map is not None:
             axes["feature_map"] = feature_map
@@ -238,7 +222,28 @@ class Operator(nn.Module):
             axes["weighting"] = (key_map(key) * mean * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
         if self.beta is not None:
             axes["normalizer"] = self._learned_normalizer
+        if self.mixing is not None and grid is not None:
+            axes |= {"mixing": self._mixing_of(grid), "blocks": self._blocks_of(grid), "grid": grid}
         return axes
+
+    def _blocks_of(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """The number of blocks on a grid."""
+        assert self.blocks is not None
+        if self.block_sides is None:
+            return self.blocks
+        rows, columns = (max(1, round(length / side)) for length, side in zip(grid, self.block_sides, strict=True))
+        return rows, columns
+
+    def _mixing_of(self, grid: tuple[int, int]) -> Tensor:
+        """The matrix with entries from 0 to 1; the gradient is that without these limits.
+
+        MHLA's code limits the parameter itself after each step of the optimizer.
+        """
+        assert self.mixing is not None
+        assert self.blocks is not None
+        limited: Tensor = self.mixing + (self.mixing.clamp(0, 1) - self.mixing).detach()
+        blocks = self._blocks_of(grid)
+        return limited if blocks == self.blocks else resized_mixing(limited, self.blocks, blocks)
 
     def scaled(self, query: Tensor) -> Tensor:
         """The queries of softmax attention; those of unit queries all have the norm √width."""

@@ -16,7 +16,7 @@ from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import CurrentGrid, ImagePatches, Places, after_prefix, timms_rotary, whole
 from linvit.layers.operator import LEARNED, AttentionLayer, in_heads, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import IsA, OneOf, lookup
+from linvit.ranges import Count, IsA, OneOf, lookup
 
 
 @register_notrace_module
@@ -32,6 +32,7 @@ class TokenAttention(AttentionLayer):
         num_prefix: tokens before the grid, such as a class token; local terms and rotations skip them.
         source: the grid of the latest images, used if forward gets none.
         qkv_bias, proj_bias, proj_drop: as in timm.
+        blocks, block_sides: see Operator.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
 
     Attributes:
@@ -58,12 +59,16 @@ class TokenAttention(AttentionLayer):
         proj_bias: bool = True,
         proj_drop: Rate = 0.0,
         operator_size: tuple[int, int] | None = None,
+        blocks: tuple[Count, Count] | None = None,
+        block_sides: tuple[Count, Count] | None = None,
         device: Device = None,
         dtype: Dtype = None,
         **axes: Any,
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, operator_size or self.size_of_operator(width, heads), **axes, **dd)
+        size = operator_size or self.size_of_operator(width, heads)
+        cut: dict[str, Any] = {"blocks": blocks, "block_sides": block_sides, "prefix": num_prefix > 0}
+        super().__init__(width, heads, mechanism, size, **cut, **axes, **dd)
         self.operator.shares = self.shares
         self.grid, self.num_prefix, self.source = (grid[0], grid[1]), num_prefix, source
         self.last_grid = CurrentGrid()
@@ -123,6 +128,7 @@ class TokenAttention(AttentionLayer):
             self._rotation(x, places, rope),
             feature_map=self.feature_map(),
             cu_seqlens=None if patches is None else patches.cu_seqlens,
+            grid=places.grid,
         )
         y = self.gated(self.with_local(y, value, x, places), x)
         x = self.proj_drop(self.proj(merged(y)))
@@ -132,13 +138,14 @@ class TokenAttention(AttentionLayer):
         """The matrix that the operator multiplies the values by, (batch, heads, tokens, tokens), as forward reads x."""
         query, key, value = self.query_key_value(x, grid)
         rotary = self._rotation(x, Places(self.num_prefix, grid), None)
-        return self.operator.scores(query, key, value, rotary, feature_map=self.feature_map())
+        return self.operator.scores(query, key, value, rotary, feature_map=self.feature_map(), grid=grid)
 
     def _check_patches(self, x: Tensor, patches: ImagePatches) -> None:
-        if not self.mixes_sizes or self.operator.options is None:
+        if not self.mixes_sizes or self.operator.options is None or self.operator.blocks is not None:
             raise ValueError(
                 f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
-                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala'"
+                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala' without"
+                " blocks"
             )
         if x.shape[:2] != patches.valid.shape:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Published mechanisms that add parameters around the operator: FLatten, InLine, MLLA, Agent, PolaFormer."""
+"""Published mechanisms that add parameters around the operator: FLatten, InLine, MLLA, Agent, PolaFormer, MHLA."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.errors import SettingError
-from linvit.formulas.feature_map import focused
+from linvit.formulas.feature_map import focused, relu_eps
 from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
 from linvit.layers.grid import Places, after_prefix
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import merged
+from linvit.layers.operator import in_heads, merged
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
 from linvit.ops import Rotary, rotary_2d
+from linvit.ops.mixing import blocks_of_grid
 from linvit.ranges import Count
 
 
@@ -272,6 +273,71 @@ class PolarAttention(GatedAttention):
         return powers
 
 
+class MHLAAttention(TokenAttention):
+    """Multi-head linear attention by blocks (MHLA, ICLR 2026, arXiv 2601.07832), with the layers of its released code.
+
+    A second layer norm before qkv, RMS norms of all channels of queries and keys, blocks of tokens whose states a
+    learned matrix mixes, and a 5×5 depthwise convolution of v.
+
+    The released code divides by Σ_b m_ib (κ(q of block b at the same place)·z_b), which takes the queries of other
+    blocks, where the paper's Eq. 4 takes the token's own query, as we do. It pads images of 224 px to 256 px.
+
+    Args:
+        blocks: (rows, columns) of blocks on the grid.
+        released_denominator: divide as the released code does, for comparisons with it: for equal blocks without a
+            class token; scores are then those before the division.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        blocks: tuple[Count, Count] = (4, 4),
+        released_denominator: bool = False,
+        **options: Any,
+    ) -> None:
+        if released_denominator:
+            options["normalizer"] = "sum"
+        super().__init__(width, heads, mechanism, grid, num_prefix, blocks=blocks, **options)
+        self.released_denominator = released_denominator
+
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
+        self.input_norm = nn.LayerNorm(width, **dd)
+        self.query_norm = nn.RMSNorm(width, **dd)
+        self.key_norm = nn.RMSNorm(width, **dd)
+        self.lepe = DepthwiseConv(width, (5, 5), **dd)
+
+    def reset_to_operator(self) -> None:
+        for parameter in self.lepe.parameters():
+            nn.init.zeros_(parameter)
+
+    def input_layers(self) -> list[nn.Module]:
+        return []  # the norm
+
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
+        query, key, value = super().query_key_value(self.input_norm(x), grid)
+        norms = ((self.query_norm, query), (self.key_norm, key))
+        return *(in_heads(norm(merged(y)), self.heads) for norm, y in norms), value
+
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        if self.released_denominator:
+            y = y / (self._denominator(x, places.grid) + 1e-6)
+        return y + places.convolved(self.lepe, value)
+
+    def _denominator(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """That of the released code, (batch, heads, tokens, 1)."""
+        query, key, _ = self.query_key_value(x, grid)
+        options = self.operator.axes(key, grid=grid)
+        blocks = blocks_of_grid(grid, options["blocks"], x.shape[1] - grid[0] * grid[1], x.device)
+        query, key = (blocks.split(relu_eps(y)) for y in (query, key))
+        by_block = query @ key.sum(-2).unsqueeze(-1)
+        mixed = options["mixing"] @ by_block.squeeze(-1)
+        return blocks.join(mixed.unsqueeze(-1))
+
+
 def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
     """The table with `length` entries along one dimension, interpolated linearly."""
     if table.shape[dim] == length:
@@ -290,6 +356,7 @@ TOKEN_LAYERS: dict[str, type[TokenAttention]] = {
     "mlla": MLLAAttention,
     "agent": AgentAttention,
     "polaformer": PolarAttention,
+    "mhla": MHLAAttention,
     **dict.fromkeys(("rala", "mala", "rala_mala"), GatedAttention),
 }
 """The attention layer that `swap_attention` puts into a network for each mechanism."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from linvit.arguments import is_traced
 from linvit.errors import SettingError, refuse
+from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import (
     Depth,
     Device,
@@ -42,7 +43,6 @@ from linvit.layers.conformer import (
     relative_positions,
     subsampled,
 )
-from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Checked, Count, lookup
 

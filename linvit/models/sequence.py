@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.errors import SettingError
+from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, DecoderBlock, Packing
 from linvit.layers.checks import (
     Depth,
@@ -33,7 +34,6 @@ from linvit.layers.checks import (
     check_whole_numbers,
     multiple_of_heads,
 )
-from linvit.layers.operator import AttentionCache
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Amount, Checked, Count, Range, check, lookup
 

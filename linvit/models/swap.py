@@ -1,13 +1,16 @@
 """Replacing the attention of a network; the weights of its projections are kept.
 
-Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9.
+Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9, and DeiT-T
+and DeiT-S with newer ones.
 
 | base        | pattern                                                    |
 |-------------|------------------------------------------------------------|
 | deit_tiny   | every block; class token and table of positions kept       |
+| deit_small  | the same; mhla has no class token in either                |
 | swin_tiny   | LLSS; inline and agent LLLS, as their authors released     |
 | swin_small  | LLSS                                                       |
 
+deit_tiny_mhla_256 and deit_small_mhla_256 are as MHLA's authors released them: 16 px of zeros on each side of an image.
 `softmax` is timm's unchanged network. InLine's DeiT has 6 heads, as released. No weights are published under these
 names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
 """
@@ -16,11 +19,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from timm.layers import Mlp
+from timm.layers import Mlp, to_2tuple
 from timm.models import generate_default_cfgs, get_model_args
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from linvit.arguments import kind
 from linvit.errors import SettingError, refuse
@@ -48,6 +52,7 @@ GIVEN = {"width", "heads", "grid", "num_prefix", "source", "operator_size", "dev
 SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
 BASES: dict[str, dict[str, Any]] = {
     "deit_tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "deit_small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
     "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
     "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
 }
@@ -63,7 +68,30 @@ TIMM: dict[str, Any] = {
 }
 """Ranges of the arguments of timm's networks, which timm itself does not check."""
 BUILT_IN = frozenset(MECHANISMS)
+PADDED = "_256"
+"""Ends the names of the networks that enlarge their images by zeros."""
 NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items() if base in entry.networks]
+NAMES += [f"{base}_mhla{PADDED}" for base in BASES if base.startswith("deit")]
+
+
+class PaddedVisionTransformer(VisionTransformer):
+    """A ViT that surrounds its images, of size `img_size`, by one patch of zeros."""
+
+    def __init__(self, img_size: Any = 224, patch_size: Any = 16, **options: Any) -> None:
+        sides = zip(to_2tuple(img_size), to_2tuple(patch_size), strict=True)
+        super().__init__(tuple(side + 2 * patch for side, patch in sides), patch_size, **options)
+
+    def forward_features(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
+        """Images (batch, channels, height, width) to tokens."""
+        return super().forward_features(self._padded(x), *given, **options)
+
+    def forward_intermediates(self, x: Tensor, *given: Any, **options: Any) -> Any:
+        """As timm's, of the padded images."""
+        return super().forward_intermediates(self._padded(x), *given, **options)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        height, width = self.patch_embed.patch_size
+        return pad(x, (width, width, height, height))
 
 
 def swap_attention(
@@ -220,7 +248,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _build(
-    body: type[VisionTransformer | SwinTransformer],
+    body: type[VisionTransformer] | type[SwinTransformer],
     mechanism: str,
     pattern: str | None,
     attention: dict[str, Any] | None = None,
@@ -231,7 +259,7 @@ def _build(
         raise SettingError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
     model = body(**kwargs)
     if mechanism == "softmax":
-        is_vit = body is VisionTransformer
+        is_vit = issubclass(body, VisionTransformer)
         each_letter(pattern, len(cast(nn.Sequential, model.blocks if is_vit else model.layers)), exact=not is_vit)
         vars(model).update(pattern="S" * len(pattern or "S"), mechanism=mechanism)
         return model
@@ -240,10 +268,14 @@ def _build(
 
 def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     base = next(base for base in BASES if name.startswith(f"{base}_"))
-    mechanism = name.removeprefix(f"{base}_")
-    body, pattern = (VisionTransformer, None) if base == "deit_tiny" else (SwinTransformer, "LLSS")
+    mechanism = name.removeprefix(f"{base}_").removesuffix(PADDED)
+    is_vit = base.startswith("deit")
+    body: type[VisionTransformer] | type[SwinTransformer] = VisionTransformer if is_vit else SwinTransformer
+    pattern = None if is_vit else "LLSS"
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
-    feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
+    if name.endswith(PADDED):
+        body = PaddedVisionTransformer
+    feature_cfg = {"feature_cls": "getter", "out_indices": 3} if is_vit else None
     return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
 

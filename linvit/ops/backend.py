@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import is_traced, kind
-from linvit.formulas import Untraceable, formula_of
+from linvit.formulas import AcrossHeads, Untraceable, formula_of
+from linvit.formulas.feature_map import ACROSS_HEADS, ACROSS_TOKENS, FEATURE_MAPS, resolve_feature_map
+from linvit.ops.state import accumulator_dtype
 
 BACKENDS = ("auto", "torch", "triton", "cpp")
 PREBUILT = Path(__file__).parents[1] / "kernels" / "cpu" / "prebuilt"  # only in wheels with compiled kernels
 LARGE = (
     1 << 18
 )  # numbers in the queries, 1,024 tokens of four heads of width 64, from which on the C++ kernel saves 1 ms
+NARROW = 8  # channels of a head, below which the C++ kernel is slower than torch if torch computes the features
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 
@@ -33,6 +36,8 @@ def kernel_for(
     **options: Any,
 ) -> partial[Tensor] | None:
     """The kernel for these arguments of `linear_attention`, with its maps and normalizer; None for plain torch.
+
+    It has them as keywords, unless torch has to compute features for it.
 
     "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
     recorded that they are exact there, on a CPU the C++ kernel if the wheel brought it along or once
@@ -55,12 +60,19 @@ def kernel_for(
         if is_missing and kernels.cpu.is_aside():
             return None
     try:
-        axes = {"feature_map": _formulas(feature_map, query), "normalizer": _formula(normalizer, query, False)}
+        maps = in_kernel = _formulas(feature_map, query)
+        features = callable(maps[0]) or callable(maps[1])
+        if features:
+            in_kernel = tuple("identity" if callable(given) else given for given in maps)
+        axes = {"feature_map": in_kernel, "normalizer": _formula(normalizer, query, False)}
         reason = home.obstacle(query, key, value, **axes, **options)
     except ValueError as error:
         reason = str(error)
+    if reason is None and features and backend == "auto" and _torch_is_faster(feature_map, query, key, value):
+        return None
     if reason is None and not is_missing:
-        return partial(home.linear_attention, **axes)
+        kernel = partial(home.linear_attention, **axes)
+        return partial(_of_features, kernel, maps) if features else kernel
     if reason is None:
         _warn_once(
             "Attention of many tokens runs in plain PyTorch: its C++ kernel for CPUs is faster, and is used in this "
@@ -71,23 +83,55 @@ def kernel_for(
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, Any]:
-    """The feature maps of queries and keys, with functions traced."""
+def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, ...]:
+    """The feature maps of queries and keys, with functions traced; left as functions if torch has to compute them."""
     query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     traced = _formula(query_map, query, True, "the queries' ")
     return traced, traced if key_map is query_map else _formula(key_map, query, True, "the keys' ")
 
 
 def _formula(given: Any, query: Tensor, is_map: bool, whose: str = "") -> Any:
-    if not callable(given):
-        return given
     name = "feature_map" if is_map else "normalizer"
+    if isinstance(given, str):
+        if given in ACROSS_TOKENS:
+            raise ValueError(f"{whose}{name}: {given!r} combines tokens")
+        return FEATURE_MAPS[given] if given in ACROSS_HEADS else given
     if is_traced():
         raise ValueError(f"{whose}{name}: a compiler or exporter is tracing the model, and takes the function itself")
     try:
         return formula_of(given, query.shape[1], query.shape[-1] if is_map else None, query.device)
+    except AcrossHeads:
+        return resolve_feature_map(given)
     except Untraceable as error:
         raise ValueError(f"{whose}{name}: {error}") from None
+
+
+def _of_features(
+    kernel: Callable[..., Tensor],
+    maps: tuple[Any, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_mask: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """The output of a kernel, which cannot join heads; torch computes the maps that do."""
+    if key_mask is not None:
+        key = key.masked_fill(~key_mask.unsqueeze(-1), 0)
+    with torch.autocast(query.device.type, enabled=False):
+        features = [
+            given(x.to(accumulator_dtype(x.dtype))).to(x.dtype) if callable(given) else x
+            for given, x in zip(maps, (query, key), strict=True)
+        ]
+    return kernel(*features, value, key_mask=key_mask, **options)
+
+
+def _torch_is_faster(feature_map: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether plain torch is, if it has to compute the features anyway: with narrow heads, or block by block."""
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    in_blocks = query.is_cpu and isinstance(feature_map, str) and not learns and query.numel() > LARGE
+    return in_blocks or query.shape[-1] < NARROW
 
 
 def softmax_kernel_for(

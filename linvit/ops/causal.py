@@ -23,7 +23,7 @@ from torch import Tensor
 from linvit.arguments import is_traced
 from linvit.formulas.normalizer import Normalizer
 from linvit.ops.bidirectional import Rule, Tokens, mapped
-from linvit.ops.state import State, Weights, count, joined, nonzero, query_mean, read, summarize, token_weights
+from linvit.ops.state import State, Weights, count, joined, mixed, nonzero, query_mean, read, summarize, token_weights
 
 CHUNK = 64
 GROUP = 16
@@ -205,6 +205,7 @@ def chunked(
     eps: float,
     state: State,
     chunks: Chunks,
+    mixing: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """Attention of tokens that follow those in `state`.
 
@@ -215,6 +216,8 @@ def chunked(
         normalizer, eps: as in `linvit.ops.state.read`.
         state: the tokens already read; none with packed sequences.
         chunks: how the tokens are cut.
+        mixing: tokens of chunk b weigh mixing[i, b] times as much in chunk i, (chunks, chunks) or (heads, chunks,
+            chunks), if there are no tokens before these; the state that is returned is then without it.
 
     Returns:
         (batch, heads, tokens, value width), and the state of all tokens (with packed sequences of the last one).
@@ -240,9 +243,12 @@ def chunked(
         seen = State(*(field[:, :, 1:].index_select(2, chunks.last) for field in running))
         out = read(_around(seen, origin), query, rotated_query, normalizer, eps)
         return chunks.join(out, tokens), total
-    carried = State(*(field[:, :, :-1] for field in running))
-    lowest = torch.finfo(running.shift.dtype).min
-    carried = carried._replace(n=chunks.carried(running.n), shift=chunks.carried(running.shift, lowest))
+    if mixing is None:
+        carried = State(*(field[:, :, :-1] for field in running))
+        lowest = torch.finfo(running.shift.dtype).min
+        carried = carried._replace(n=chunks.carried(running.n), shift=chunks.carried(running.shift, lowest))
+    else:
+        carried, weights = _mixed_before(summarize(key, rotated_key, value, weights), weights, mixing)
     alpha, share, mass = _row_weights(weights, carried, chunks.hidden(query.device))
     scores = rotated_query @ rotated_key.mT * alpha
     num = share * (rotated_query @ carried.r.unsqueeze(-1)) + scores.sum(-1, keepdim=True)
@@ -254,6 +260,17 @@ def chunked(
     gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
     out = gain * covariance + level * (u + origin.unsqueeze(-2))
     return chunks.join(out, tokens), total
+
+
+def _mixed_before(states: State, weights: Weights, mixing: Tensor) -> tuple[State, Weights]:
+    """What each chunk reads of those before it, S not centred, and the weights of its own tokens."""
+    before = mixed(states, mixing.tril(-1))
+    diagonal = mixing.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    assert weights.factor is not None
+    factor = weights.factor * diagonal
+    return before._replace(S=before.S + before.r.unsqueeze(-1) * before.u.unsqueeze(-2)), weights._replace(
+        factor=factor
+    )
 
 
 def _running(

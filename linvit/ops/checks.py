@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from linvit.arguments import FLOATS, check_dense, check_tensors, kind
+from linvit.errors import refuse
 from linvit.formulas.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.causal import at_hand
 from linvit.ops.position import Rotary
@@ -34,6 +35,7 @@ def check_call(
     eps: float,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
+    has_mixing: bool = False,
 ) -> None:
     """Checks every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check."""
     tensors: dict[str, Any] = {"query": query, "key": key, "value": value}
@@ -57,7 +59,7 @@ def check_call(
     _check_tokens(query, key, value)
     queries, tokens = query.shape[2], key.shape[2]
     if causal is not False or block_size is not None:
-        _check_blocks(causal, block_size)
+        _check_blocks(causal, block_size, has_mixing)
         if queries != tokens:
             raise ValueError(
                 f"`causal` is {causal!r} with {queries} queries and {tokens} keys, expected as many queries as keys"
@@ -92,6 +94,75 @@ def check_call(
             )
     if cu_seqlens is not None:
         _check_packed(cu_seqlens, query, key)
+
+
+def check_mixing(
+    mixing: Tensor | None,
+    blocks: tuple[int, int] | Tensor | None,
+    grid: tuple[int, int] | None,
+    query: Tensor,
+    key: Tensor,
+    *,
+    causal: bool | str,
+    block_size: int | None,
+    cu_seqlens: Tensor | None,
+    shard: Shard | None = None,
+) -> None:
+    """Checks the blocks of a call that `check_call` has checked."""
+    given = {"blocks": blocks, "grid": grid}
+    if mixing is None:
+        refuse(
+            *(value is not None and f"`{name}` is given without `mixing`: pass both" for name, value in given.items())
+        )
+        return
+    check_tensors({"query": query, "mixing": mixing, **({"blocks": blocks} if isinstance(blocks, Tensor) else {})})
+    (heads, tokens), number = key.shape[1:3], mixing.shape[-1] if mixing.ndim else 0
+    square = mixing.shape in ((number, number), (heads, number, number)) and number > 0
+    around = {"shard": shard} if not causal else {**given, "cu_seqlens": cu_seqlens, "shard": shard}
+    refuse(
+        (not square or mixing.dtype not in FLOATS)
+        and f"`mixing` is {mixing.dtype} of shape {tuple(mixing.shape)}, expected floating point of shape (blocks, "
+        f"blocks) or (heads, blocks, blocks) with {heads} heads",
+        query.shape[2] != tokens
+        and f"`mixing` is given with {query.shape[2]} queries and {tokens} keys, expected as many queries as keys",
+        *(
+            value is not None and f"`{name}` is given with `mixing` and causal={causal}: leave one out"
+            for name, value in around.items()
+        ),
+    )
+    if causal:
+        assert block_size is not None
+        fits = tokens <= block_size * number
+        refuse(not fits and f"`mixing` has {number} blocks of {block_size} tokens, expected enough for {tokens} tokens")
+        return
+    if isinstance(blocks, Tensor):
+        refuse(
+            (blocks.dtype not in (torch.int32, torch.int64) or blocks.shape != (tokens,))
+            and f"`blocks` is {blocks.dtype} of shape {tuple(blocks.shape)}, expected int32 or int64 of shape "
+            f"({tokens},), the block of each token, or two numbers",
+            grid is not None and "`grid` is given with `blocks` as a tensor: leave it out",
+        )
+        lowest, highest = (int(blocks.min()), int(blocks.max())) if at_hand(blocks) else (0, 0)
+        wrong = lowest < 0 or highest >= number
+        refuse(wrong and f"`blocks` has numbers from {lowest} to {highest}, expected 0 to {number - 1} as in `mixing`")
+        return
+    for name, value in given.items():
+        fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_count, value))
+        refuse(not fits and f"`{name}` is {value}, expected rows and columns, two whole numbers of 1 or more")
+    refuse(
+        cu_seqlens is not None and "`grid` is given with `cu_seqlens`: pass `blocks` as a tensor, each token's block"
+    )
+    (rows, columns), (height, width) = cast(tuple[int, int], blocks), cast(tuple[int, int], grid)
+    prefix, needed = tokens - height * width, rows * columns
+    more = " and one for the tokens before the grid" if prefix > 0 else ""
+    refuse(
+        prefix < 0 and f"`grid` is {height} × {width}, expected at most {tokens} tokens, as `key` has",
+        number != needed + (prefix > 0) and f"`mixing` has {number} blocks, expected {rows} × {columns}{more}",
+    )
+
+
+def _is_count(size: object) -> bool:
+    return isinstance(size, int | torch.SymInt) and not isinstance(size, bool) and bool(size >= 1)
 
 
 def weights_of(
@@ -148,9 +219,10 @@ def check_shard(
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
     dtype = query.dtype
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4 or 0 in x.shape[1:]:
+        shape = x.shape
+        if len(shape) != 4 or (0 in shape and 0 in shape[1:]):
             raise ValueError(
-                f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width) with one or more heads, "
+                f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width) with one or more heads, "
                 "tokens and channels"
             )
         if x.dtype != dtype or dtype not in FLOATS:
@@ -173,15 +245,15 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _check_blocks(causal: object, block_size: object) -> None:
+def _check_blocks(causal: object, block_size: object, has_mixing: bool) -> None:
     if not isinstance(causal, bool) and (not isinstance(causal, str) or causal != "block"):
         got = repr(causal) if isinstance(causal, str) else kind(causal)
         raise ValueError(f"`causal` is {got}, expected True, False or 'block'")
     is_size = isinstance(block_size, int | torch.SymInt) and not isinstance(block_size, bool)
-    if causal == "block" and not (is_size and block_size >= 1):  # type: ignore[operator]
+    if (causal == "block" or (causal and has_mixing)) and not (is_size and block_size >= 1):  # type: ignore[operator]
         size = block_size if is_size else kind(block_size)
-        raise ValueError(f"`block_size` is {size} with causal='block', expected a whole number of 1 or more")
-    if causal != "block" and block_size is not None:
+        raise ValueError(f"`block_size` is {size} with causal={causal!r}, expected a whole number of 1 or more")
+    if causal != "block" and block_size is not None and not (causal and has_mixing):
         raise ValueError(f"`block_size` is {block_size} with causal={causal}, expected None: pass causal='block'")
 
 

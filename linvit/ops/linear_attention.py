@@ -1,4 +1,4 @@
-"""Linear attention for vision: one formula, four axes.
+"""Linear attention for vision: one formula, five axes.
 
 Per head, with κ the feature map, α the weighting (Σ_j α_j = 1), R the rotation and s = 1/√width,
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import check_tensors
-from linvit.formulas.feature_map import FeatureMap
-from linvit.formulas.normalizer import Normalizer
+from linvit.formulas.feature_map import FeatureMap, query_and_key_map
+from linvit.formulas.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
-from linvit.ops.checks import check_call, check_shard, check_state, weights_of
+from linvit.ops.checks import check_call, check_mixing, check_shard, check_state, weights_of
+from linvit.ops.mixing import blocks_of, causal_mixed_attention, mixed_attention
 from linvit.ops.position import Rotary
 from linvit.ops.state import Shard, State, Weighting, visible_tokens
 
@@ -40,6 +41,9 @@ def linear_attention(
     causal: bool | str = False,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
+    mixing: Tensor | None = None,
+    blocks: tuple[int, int] | Tensor | None = None,
+    grid: tuple[int, int] | None = None,
     shard: Shard | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
@@ -66,12 +70,20 @@ def linear_attention(
             count, and a NaN in one reaches the gradients of keys and values.
         causal: True if each token sees itself and the tokens before it; "block" if it sees its block and the blocks
             before it. With prefix_query_mean a token's weight uses the mean over all that it sees.
-        block_size: tokens in a block (such as those of an image in a video); the last block may be shorter.
+        block_size: tokens in a block (such as those of an image in a video); the last block may be shorter. With
+            causal=True for `mixing` only.
         cu_seqlens: packed sequences, as in FlashAttention: the tensors are (1, heads, all tokens, width), sequence i
             has the tokens cu_seqlens[i] … cu_seqlens[i + 1] - 1 and attends only to itself; its blocks begin with it.
             int32 or int64, (sequences + 1,), not decreasing from 0 to the number of tokens, which is checked on a CPU
             only, because it would wait for a GPU. A sequence may be empty. Rotary tables, masks and weights are packed
             like the tensors.
+        mixing: a query of block i gives a token of block b its weight times mixing[i, b], which must not be negative,
+            (blocks, blocks) or (heads, blocks, blocks) (MHLA, Eq. 3 and 4). If causal, with block_size, block i sees
+            itself and the blocks before it, and what is above the diagonal is not used.
+        blocks: of the tokens: (rows, columns) of blocks on the grid, whose sides differ by one token at most; tokens
+            before the grid, such as a class token, are block 0 then. Or each token's block, int32 or int64 (tokens,),
+            packed like the tensors. Cost stays linear in the tokens as long as their number is fixed.
+        grid: (height, width) in tokens, which come row by row, and before them any number of others.
         shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.state`. The output
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
@@ -92,7 +104,21 @@ def linear_attention(
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
-    check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
+    is_mixed = mixing is not None
+    check_call(
+        query,
+        key,
+        value,
+        weighting=weighting,
+        key_mask=key_mask,
+        block_size=block_size,
+        eps=eps,
+        has_mixing=is_mixed,
+        **form,
+    )
+    if is_mixed or blocks is not None or grid is not None:
+        sequence: dict[str, Any] = {"causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
+        check_mixing(mixing, blocks, grid, query, key, shard=shard, **sequence)
     check_shard(shard, weighting, cu_seqlens, block_size)
     if callable(weighting):
         weighting = weights_of(weighting, query, key, feature_map, key_mask)
@@ -100,11 +126,19 @@ def linear_attention(
     rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, shard, whole and key_mask is None)
     tokens = tokens_of(query, key, value, key_mask, rotary, rule)
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-    kernel = kernel_for(backend, tokens.query, key, value, shard=shard, **form, **axes)
+    kernel = kernel_for(backend, tokens.query, key, value, shard=shard, mixing=mixing, **form, **axes)
     if kernel is not None:
         form |= {"block_size": block_size, "key_mask": tokens.visible}
+        if mixing is not None:
+            cut = blocks_of(key, mixing, blocks, grid)
+            form["blocks"] = cut.order, cut.cuts, mixing
         return kernel(tokens.query, key, value, eps=eps, weighting=weighting, **form)
     with _without_autocast(query.device.type):
+        if mixing is not None and causal:
+            assert block_size is not None
+            return causal_mixed_attention(tokens, rule, mixing, block_size, block_size if causal == "block" else 1)
+        if mixing is not None:
+            return mixed_attention(tokens, rule, mixing, blocks_of(key, mixing, blocks, grid, cu_seqlens))
         if whole:
             return bidirectional(tokens, rule)
         if cu_seqlens is not None and not causal and at_hand(cu_seqlens):
@@ -153,13 +187,16 @@ def packed_linear_attention(
     hides = key_mask is not None and isinstance(weighting, str) and weighting == "query_mean"  # queries, by a copy
     if projections.is_cuda or backend == "triton":
         check_call(query, key, value, weighting=weighting, key_mask=key_mask, block_size=block_size, eps=eps, **form)
+        query_and_key_map(feature_map, every_token_counts=True)
+        resolve_normalizer(normalizer)
         kernel = kernel_for(backend, query, key, value, **form, **axes)
-        if kernel is not None and not hides and isinstance(weighting, str):
+        axes_of_kernel = {} if kernel is None else kernel.keywords
+        if axes_of_kernel and not hides and isinstance(weighting, str):
             from linvit.kernels import packed_linear_attention as kernel_of_packed
 
             visible = None if key_mask is None else visible_tokens(key_mask, key)
             form |= {"block_size": block_size, "key_mask": visible, "eps": eps}
-            return kernel_of_packed(projections, weighting=weighting, **form, **kernel.keywords).transpose(1, 2)
+            return kernel_of_packed(projections, weighting=weighting, **form, **axes_of_kernel).transpose(1, 2)
     options: dict[str, Any] = {"key_mask": key_mask, "block_size": block_size, "eps": eps, "backend": backend}
     return linear_attention(query, key, value, **form, **axes, **options).transpose(1, 2)
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from linvit.formulas.feature_map import FeatureMap
 from linvit.formulas.normalizer import Normalizer
 from linvit.ops.bidirectional import mapped, rule_of, tokens_of
-from linvit.ops.checks import check_call, weights_of
+from linvit.ops.checks import check_call, check_mixing, weights_of
+from linvit.ops.mixing import blocks_of
 from linvit.ops.position import Rotary
-from linvit.ops.state import Weighting, Weights, token_weights
+from linvit.ops.state import Weighting, Weights, nonzero, token_weights
 
 
 def attention_scores(
@@ -28,6 +29,9 @@ def attention_scores(
     causal: bool | str = False,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
+    mixing: Tensor | None = None,
+    blocks: tuple[int, int] | Tensor | None = None,
+    grid: tuple[int, int] | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """The matrix A for which A @ value is `linear_attention(query, key, value, …)`.
@@ -40,8 +44,8 @@ def attention_scores(
     Args:
         query: (batch, heads, queries, width).
         key: (batch, heads, tokens, width).
-        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens, eps: as in
-            `linear_attention`; entries between packed sequences are zero.
+        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens, mixing, blocks,
+            grid, eps: as in `linear_attention`; entries between packed sequences are zero.
 
     Returns:
         (batch, heads, queries, tokens), float32 (float64 for float64 inputs). Without rotation rows sum to one with
@@ -51,14 +55,16 @@ def attention_scores(
         ValueError: as `linear_attention`.
     """
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
-    check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, **form)
+    check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, has_mixing=mixing is not None, **form)
+    check_mixing(mixing, blocks, grid, query, key, causal=causal, block_size=block_size, cu_seqlens=cu_seqlens)
     if callable(weighting):
         weighting = weights_of(weighting, query, key, feature_map, key_mask)
     whole = not causal and cu_seqlens is None
     rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype, None, whole and key_mask is None)
     tokens = tokens_of(query, key, key, key_mask, rotary, rule)
     (q, rq, k, rk, _), visible = mapped(tokens, rule), tokens.visible
-    sees = None if whole else _seen(k.shape[-2], causal, block_size, cu_seqlens, k.device)
+    size = block_size if causal == "block" else None
+    sees = None if whole else _seen(k.shape[-2], causal, size, cu_seqlens, k.device)
     if sees is None or isinstance(weighting, Tensor) or weighting == "uniform":
         weights = token_weights(weighting, q, k, visible)
     else:
@@ -80,6 +86,15 @@ def attention_scores(
     rows = rows.masked_fill(blind, 0)
     alpha = rows.softmax(-1).masked_fill(blind, 0)
     mass = rows.logsumexp(-1, keepdim=True).exp().masked_fill(blind, 0)
+    if mixing is not None:
+        places = torch.arange(k.shape[-2], device=k.device)
+        if block_size is None:
+            of_token = blocks_of(key, mixing, blocks, grid, cu_seqlens).of_token()
+        else:
+            of_token = places // block_size
+        alpha = alpha * mixing.to(rule.dtype)[..., of_token[:, None], of_token]
+        share = alpha.sum(-1, keepdim=True)
+        alpha, mass = alpha / nonzero(share), mass * share
 
     product = rq @ rk.mT
     num = (alpha * product).sum(-1, keepdim=True)

@@ -21,6 +21,9 @@ Weighting = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
 
 
+MOST = 60.0  # exponents whose exp is far from the largest float32
+
+
 class Weights(NamedTuple):
     """Token j has the weight factor_j · exp(exponent_j), both (batch, heads, tokens); a masked token has factor 0.
 
@@ -166,6 +169,27 @@ def joined(first: State, second: State) -> State:
         query=torch.lerp(first.query, second.query, query_share),
         num_queries=num_queries,
     )
+
+
+def mixed(states: State, mixing: Tensor) -> State:
+    """For each of some blocks the state of all tokens, in which those of block b weigh mixing[i, b] times as much.
+
+    Args:
+        states: of the blocks, whose fields are (…, blocks) and then their sizes.
+        mixing: (…, blocks, blocks), not negative.
+    """
+    shift, lowest = states.shift.unsqueeze(-2), torch.finfo(states.shift.dtype).min
+    top = torch.where(mixing > 0, shift, lowest).amax(-1)
+    relative = (shift - top.unsqueeze(-1)).clamp_max(MOST).exp()  # above 1 only where mixing is 0, which has a gradient
+    mass = mixing * relative * states.n.unsqueeze(-2)
+    n = mass.sum(-1)
+    share = mass / nonzero(n).unsqueeze(-1)
+    # Relative to the mean of the blocks, u loses little to rounding in the products.
+    apart = states.u - states.u.mean(-2, keepdim=True)
+    uncentred = (states.S + states.r.unsqueeze(-1) * apart.unsqueeze(-2)).flatten(-2)
+    z, r, u, apart = (share @ x for x in (states.z, states.r, states.u, apart))
+    S = (share @ uncentred).unflatten(-1, states.S.shape[-2:]) - r.unsqueeze(-1) * apart.unsqueeze(-2)
+    return State(S, z, u, r, n, top, torch.zeros_like(z), torch.zeros_like(n))
 
 
 def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normalizer, eps: float) -> Tensor:

@@ -56,6 +56,9 @@ def check_layers(network: nn.Module) -> None:
             and module.options is None
             and f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages or"
             " blocks, such as `pattern='LLLL'`, or ring attention for softmax",
+            isinstance(module, Operator)
+            and module.blocks is not None
+            and f"{where} with blocks, which need the whole map at once: choose a network without",
             type(module) not in KNOWN and f"{where}, which cannot share its tokens: {ALTERNATIVES}",
             isinstance(module, nn.Conv2d)
             and (

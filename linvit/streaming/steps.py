@@ -103,6 +103,8 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
                 module.mean_query is not None
                 and f"The attention {name} has the weighting {LEARNED!r}, which cannot be computed strip by strip:"
                 " choose 'uniform' or 'query_mean'.",
+                module.blocks is not None
+                and f"The attention {name} has blocks, which need the whole map at once: choose a network without.",
             )
     name = "stem"
     yield Step(name, (IMAGE,), network.stem, in_turn(*network.stem.children()))

@@ -12,7 +12,7 @@ from evidence.published import PUBLISHED, ROWS, SIZE, TOP1
 from linvit.bundled import header, list_networks
 
 ROOT = Path(__file__).parents[2]
-UNPUBLISHED = re.compile(r"(ravlt|mavit|care)_(nano|.*_linear)|(deit|swin)_.*_(mlla|polaformer|rala_mala)")
+UNPUBLISHED = re.compile(r"(ravlt|mavit|care)_(nano|.*_linear)|(deit|swin)_.*_(mlla|polaformer|rala_mala|mhla)")
 # no paper puts these mechanisms into Swin, or into Swin-S
 NOT_IN_SWIN = re.compile(r"swin_(tiny|small)_linear|swin_small_(hydra|efficient|linear_angular|enhanced)")
 FAMILIES = {"RALA, Table 3, RAVLT": "ravlt", "MALA, Table 2, MAViT": "mavit"}

@@ -29,6 +29,7 @@ from formula_examples import (
 )
 from hypothesis import given, settings
 from torch import nn
+from torch.nn import functional as F
 
 from linvit import formulas
 from linvit.formulas.cpp_source import cpp_source
@@ -36,10 +37,25 @@ from linvit.formulas.device import lowered
 from linvit.formulas.recorder import Untraceable
 from linvit.formulas.trace import trace_map, trace_normalizer
 from linvit.formulas.triton_source import triton_source
-from linvit.formulas.values import evaluate, in_order
+from linvit.formulas.values import OPERATIONS, in_order
 from linvit.kernels.cpu.compiling import FLAGS, HEADER
 
 EXAMPLES = [(name, False) for name in MAPS] + [(name, True) for name in RULES]
+
+
+def evaluate(outputs, given):
+    """The outputs in plain torch, in the dtype of the given numbers, whose channels are the last axis."""
+    computed = {}
+    like = next(iter(given.values()))
+    for value in in_order(outputs):
+        if value.op == "input":
+            computed[value] = given[value.data]
+        elif value.op == "constant":
+            dtype = torch.bool if isinstance(value.data, bool) else like.dtype
+            computed[value] = torch.tensor(value.data, dtype=dtype, device=like.device)
+        else:
+            computed[value] = OPERATIONS[value.op].torch(*(computed[operand] for operand in value.operands))
+    return [computed[output] for output in outputs]
 
 
 def by_values(formula, learned, rule):
@@ -185,7 +201,15 @@ REFUSED = [
     (lambda x: x - x.mean(0, keepdim=True), "`mean` (test_formulas.py, line {}) combines tokens"),
     (
         lambda x: x / torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True),
-        "`linalg_vector_norm` (test_formulas.py, line {}) combines heads, which must be done once per token outside",
+        "`linalg_vector_norm` (test_formulas.py, line {}) combines heads",
+    ),
+    (
+        lambda x: F.normalize(x.transpose(1, 2).flatten(2), dim=-1).unflatten(-1, (HEADS, -1)).transpose(1, 2),
+        "`flatten` (test_formulas.py, line {}) combines heads",
+    ),
+    (
+        lambda x: (x / x.norm(dim=(1, 3), keepdim=True)).softmax(2),
+        "`norm` (test_formulas.py, line {}) combines heads, and the function also combines tokens",
     ),
     (lambda x: x.sort(-1).values, "`sort` (test_formulas.py, line {}) " + UNKNOWN),
     (
@@ -289,11 +313,11 @@ def test_which_normalizers_are_proportional():
 
 
 def test_elu1_costs_what_was_written_by_hand():
-    """One exponential for the value and its derivative, and no operation more."""
+    """One exponential for the value and its derivative, one product with its gradient, and no operation more."""
     for name in ("elu1", "elu"):
         formula, _, _ = traced(name)
-        values = lowered([*formula.outputs, formula.factor])
-        assert sorted(x.op for x in in_order(values) if x.operands) == ["add", "exp", "max", "min"]
+        values = lowered([*formula.outputs, *formula.gradients])
+        assert sorted(x.op for x in in_order(values) if x.operands) == ["add", "exp", "max", "min", "mul"]
 
 
 def test_the_same_formula_has_the_same_name():

@@ -35,7 +35,9 @@ def weighted_norms(model):
 def test_deit_with_every_mechanism(mechanism):
     model = timm.create_model(f"deit_tiny_{mechanism}", depth=1, num_classes=3, img_size=64, init_values=0.5)
     fused = compare(randomised(model), images(64, 64))
-    assert weighted_norms(fused) == ["norm"]
+    followed_by_a_norm = ["blocks.0.norm1", "blocks.0.attn.input_norm"] if mechanism == "mhla" else []
+    last = "fc_norm" if mechanism == "mhla" else "norm"
+    assert weighted_norms(fused) == [*followed_by_a_norm, last]
     assert not any(isinstance(module, LayerScale) for module in fused.modules())
 
 

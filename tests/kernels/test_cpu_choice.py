@@ -93,10 +93,30 @@ def test_one_for_another_torch_is_left_alone(tmp_path):
     assert "linvit.kernels.cpu.build()" in line
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
+def test_where_torch_computes_the_features_the_faster_one_is_chosen(large):
+    cpu.build()
+    few, narrow = large[:, :, :, :100], large[:, :, :100].unflatten(-1, (-1, 4)).movedim(-2, 2).flatten(2, 3)
+
+    def uses_kernel(tensors, feature_map="focused"):
+        return backend.kernel_for("auto", *tensors, feature_map=feature_map) is not None
+
+    def by_user(x):
+        return x / x.norm(dim=(1, 3), keepdim=True)
+
+    assert uses_kernel(few)
+    assert not uses_kernel(narrow)  # whose heads cost more than they hold
+    longer = large.repeat(1, 1, 1, 2, 1)
+    assert not uses_kernel(longer)  # which torch computes in blocks that fit into the cache
+    assert uses_kernel(longer, by_user)
+    assert uses_kernel(longer.requires_grad_())
+    cpu.build.cache_clear()  # other tests are of torch; the library stays loaded
+
+
 def test_the_first_large_call_says_how_to_build(said, large):
     linear_attention(*large[:, :, :, :1000])
     linear_attention(*large.double())
-    linear_attention(*large, feature_map="focused")
+    linear_attention(*large, feature_map=("softmax", "softmax_tokens"))
     linear_attention(*large, backend="torch")
     with cpu.aside():
         linear_attention(*large)

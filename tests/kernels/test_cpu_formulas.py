@@ -6,7 +6,15 @@ import time
 
 import pytest
 import torch
-from formula_examples import FORMULAS, GENERATED, WITHIN_HEADS, assert_kernel_as_good_as_torch, generated_options
+from formula_examples import (
+    FORMULAS,
+    GENERATED,
+    HEADS,
+    WITHIN_TOKENS,
+    assert_kernel_as_good_as_torch,
+    generated_options,
+    over_heads,
+)
 from hypothesis import HealthCheck, given, settings
 
 from linvit.formulas import formula_of
@@ -242,6 +250,15 @@ def test_a_hundred_generated_formulas(formula):
     assert_kernel_as_good_as_torch("cpp", "cpu", generated_options(formula), GENERATED)
 
 
-@pytest.mark.parametrize("name", WITHIN_HEADS)
-def test_every_mechanism_whose_maps_work_inside_a_head(name):
-    assert_kernel_as_good_as_torch("cpp", "cpu", WITHIN_HEADS[name])
+@pytest.mark.parametrize("name", WITHIN_TOKENS)
+def test_every_mechanism_whose_maps_combine_no_tokens(name):
+    assert_kernel_as_good_as_torch("cpp", "cpu", WITHIN_TOKENS[name])
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"weighting": "query_mean", "normalizer": "magnitude"}, {"causal": True}], ids=str
+)
+def test_features_over_heads_come_from_torch(form):
+    mask = torch.rand(2, HEADS, 45, generator=torch.Generator().manual_seed(0)) > 0.4
+    options = lambda *tensors: over_heads(*tensors) | form  # noqa: E731
+    assert_kernel_as_good_as_torch("cpp", "cpu", options, GENERATED, rotary_1d(45, 20), mask)

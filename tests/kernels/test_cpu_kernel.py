@@ -250,12 +250,20 @@ def test_forward_mode_and_vmap_get_what_they_ask_for():
     assert torch.allclose(stacked[0], linear_attention(query, key, value), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "axes", [{"feature_map": "focused"}, {"feature_map": "unit_channels", "normalizer": "sum"}], ids=str
+)
+def test_features_over_heads_come_from_torch(dtype, axes):
+    judge(draw(), dtype, partial(linear_attention, backend="cpp"), rotary=rotary_1d(37, 16), **axes)
+
+
 def test_what_the_kernel_cannot_do_is_said():
     query, key, value = draw()
     for match, options in {
         "weighting is 'prefix_query_mean'": {"causal": True, "weighting": "prefix_query_mean"},
         "float64": {"tensors": [x.double() for x in (query, key, value)]},
-        "feature_map is 'focused'": {"feature_map": "focused"},
+        "feature_map: 'softmax_tokens' combines tokens": {"feature_map": ("softmax", "softmax_tokens")},
         "weighting is a Tensor": {"weighting": torch.ones(37)},
         "a tensor is empty": {"tensors": (query[:0], key[:0], value[:0])},
     }.items():
@@ -267,8 +275,8 @@ def test_what_the_kernel_cannot_do_is_said():
 def test_the_operator_keeps_torchs_rules():
     tensors = [x.requires_grad_() for x in draw()]
     table = rotary_1d(37, 16)
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 5, 0, 0, 1, True, 1e-6, 0))
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 5, 0, 0, 1, False, 1e-6, 5))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 8, 0, 0, 1, True, 1e-6, 0))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, *(None,) * 8, 0, 0, 1, False, 1e-6, 5))
 
 
 def test_a_compiler_keeps_the_kernel_in_one_graph():

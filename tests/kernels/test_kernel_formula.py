@@ -12,13 +12,14 @@ from formula_examples import (
     RULES,
     SCALE,
     WIDTH,
-    WITHIN_HEADS,
+    WITHIN_TOKENS,
     assert_as_good_as_torch,
     assert_kernel_as_good_as_torch,
     generated_options,
     gradients,
     held,
     inputs,
+    over_heads,
     rows,
     traced,
 )
@@ -78,9 +79,7 @@ def kernel_of(formula):
         body.append(f"{x.data} = tl.load({x.data} + {place})")
     outs = [f"out_{index}" for index in range(len(tiles))]
     rest = f"({', '.join(parameters)},)" if parameters else "None"
-    if formula.factor is not None:
-        body += ["out_0, out_1 = forward(x)", "out_1 *= dy"]
-    elif formula.is_map:
+    if formula.is_map:
         body.append(f"{', '.join(outs[:1])} = forward(x, {rest}, WIDTH)")
         body.append(f"{', '.join(outs[1:])} = backward(x, dy, {rest}, WIDTH)")
     else:
@@ -198,10 +197,20 @@ def test_a_hundred_generated_formulas(formula):
     assert_kernel_as_good_as_torch("triton", device, generated_options(formula), GENERATED)
 
 
-@pytest.mark.parametrize("name", quick(WITHIN_HEADS, ["linear_angular", "rala_mala"]))
-def test_every_mechanism_whose_maps_work_inside_a_head(device, tiled, name):
+@pytest.mark.parametrize("name", quick(WITHIN_TOKENS, ["linear_angular", "rala_mala"]))
+def test_every_mechanism_whose_maps_combine_no_tokens(device, tiled, name):
     tiled(rows=16, processors=2)
-    assert_kernel_as_good_as_torch("triton", device, WITHIN_HEADS[name])
+    assert_kernel_as_good_as_torch("triton", device, WITHIN_TOKENS[name])
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"weighting": "query_mean", "normalizer": "magnitude"}, {"causal": True}], ids=str
+)
+def test_features_over_heads_come_from_torch(device, tiled, form):
+    tiled(rows=16, processors=2)
+    mask = torch.rand(2, HEADS, 45, generator=torch.Generator().manual_seed(0)) > 0.4
+    options = lambda *tensors: over_heads(*tensors) | form  # noqa: E731
+    assert_kernel_as_good_as_torch("triton", device, options, GENERATED, rotary_1d(45, 20), mask)
 
 
 def test_a_tensor_that_a_function_holds_is_read_at_each_call(device):

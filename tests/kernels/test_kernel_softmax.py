@@ -11,7 +11,8 @@ from torch import library
 from linvit import kernels
 from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients, plain_softmax
 from linvit.kernels import launch, softmax_attention, softmax_launch
-from linvit.layers.operator import AttentionCache, Operator
+from linvit.layers.cache import AttentionCache
+from linvit.layers.operator import Operator
 from linvit.ops import Rotary, backend, rotary_1d, rotary_2d
 
 judged = partial(judge, kernel=softmax_attention, twin=plain_softmax)

@@ -62,7 +62,7 @@ def compile_all(
     example="elu1",
     heads=8,
 ):
-    from linvit.kernels import launch
+    from linvit.kernels import causal_launch, launch
     from linvit.kernels.device_code import name_of
 
     query, key = (torch.empty(1, tokens, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
@@ -79,8 +79,8 @@ def compile_all(
             options = launch.Options(name, name, query_mean and not causal, normalizer, 1e-6)
             if causal:
                 for block in (1,) if packed else (1, 16, 100):
-                    out, states = launch.causal_forward(inputs, options, block)
-                    launch.causal_backward(torch.empty_like(out), inputs, states, options, block, inputs[:3])
+                    out, states = causal_launch.causal_forward(inputs, options, block)
+                    causal_launch.causal_backward(torch.empty_like(out), inputs, states, options, block, inputs[:3])
                 continue
             out, states, sums = launch.forward(inputs, options)
             if backward:

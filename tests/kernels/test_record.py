@@ -69,7 +69,7 @@ def test_moved_and_reformatted_definitions_keep_the_digests(folder):
     (folder / "more.py").write_text("# moved\n" + ast.unparse(ast.parse(tiles[at:])))
     assert not changed(folder, "launch.py", "def room(", "# other\n\n\ndef room(")
     assert not changed(
-        folder, "launch.py", "of causal attention into three tensors; returns", "of causal attention; returns"
+        folder, "causal_launch.py", "of causal attention into three tensors; returns", "of causal attention; returns"
     )
 
 

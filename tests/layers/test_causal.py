@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from linvit.layers.cache import AttentionCache, KeyValues
 from linvit.layers.causal import CausalAttention, CausalConv, Packing
 from linvit.layers.mechanisms import at
-from linvit.layers.operator import AttentionCache, KeyValues
 
 
 def test_packing_brings_documents_apart_and_back():

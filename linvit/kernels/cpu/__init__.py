@@ -77,8 +77,8 @@ def aside() -> Iterator[None]:
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
-    if not (query.is_cpu and key.is_cpu and value.is_cpu):
-        return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
+    if not query.is_cpu:
+        return f"the tensors are on {query.device}, and the kernel needs CPU tensors"
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit is tracing the model, and cannot trace the kernel"
     if not torch.compiler.is_compiling() and transforms():
@@ -86,7 +86,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
     rule = options.get("normalizer", "divide")
     if options.get("weighting") == "query_mean" and uses_mass(rule) and needs_gradients(query, key, value):
         return "the normalizer uses the mass, which has a gradient for uniform weights only"
-    reason = inputs_obstacle(query, value, **options)
+    reason = inputs_obstacle(query, value, causal=causal, **options)
     if reason is not None:
         return reason
     try:
@@ -116,17 +116,20 @@ def linear_attention(
     causal: bool | str = False,
     block_size: int | None = None,
     cu_seqlens: Tensor | None = None,
+    blocks: tuple[Tensor, Tensor, Tensor] | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Query, key, value and tensors of formulas get first derivatives; the backward pass recomputes everything from these.
-    The order of sums depends only on the number of threads.
+    Query, key, value, mixing and tensors of formulas get first derivatives; the backward pass recomputes everything
+    from these. The order of sums depends only on the number of threads.
 
     Args:
         query, key, value, weighting, rotary, causal, block_size, cu_seqlens, eps: as there.
         feature_map, normalizer: names, or formulas in place of functions.
         key_mask: True where a token counts, (batch, heads, tokens).
+        blocks: the tokens block by block, int64 (tokens,); where blocks begin among them, and their number, int64
+            (blocks + 1,); and the mixing, (blocks, blocks) or (heads, blocks, blocks).
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens if the queries are so.
@@ -137,10 +140,13 @@ def linear_attention(
     visible = None if key_mask is None else key_mask.contiguous()
     bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
     numbers, parameters = _numbered(query, (*feature_map, normalizer), eps)
-    tensors = query, key, value, cos, sin, visible, bounds, *parameters
+    order, cuts, mixing = (None, None, None) if blocks is None else blocks
+    if mixing is not None:
+        mixing = mixing.float().expand(query.shape[1], -1, -1).contiguous()
+    tensors = query, key, value, cos, sin, visible, bounds, order, cuts, mixing, *parameters
     arguments = *tensors, *numbers, weighting == "query_mean", eps, block_size or int(causal)
     attend = torch.ops.linvit_cpu.attend.default
-    if torch.compiler.is_compiling() or needs_gradients(query, key, value, *parameters):
+    if torch.compiler.is_compiling() or needs_gradients(query, key, value, mixing, *parameters):
         out: Tensor = attend(*arguments)
         return out
     with torch._C._AutoDispatchBelowAutograd():  # saves a third of the call's constant cost
@@ -171,7 +177,7 @@ def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 
 def _shapes_of_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
-    parameters = [x.new_empty(x.shape) for x in rest[4:7] if x is not None]
+    parameters = [x.new_empty(x.shape) for x in rest[6:10] if x is not None]
     return [*(_room(x, x.shape[-1]) for x in (query, key, value)), *parameters]
 
 
@@ -184,13 +190,13 @@ def _room(like: Tensor, width: int) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:10])
-    ctx.rule = inputs[10:]
+    ctx.save_for_backward(*inputs[:13])
+    ctx.rule = inputs[13:]
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
     gradients = iter(torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule))
-    given = [True] * 3 + [False] * 4 + [x is not None for x in ctx.saved_tensors[7:]] + [False] * len(ctx.rule)
+    given = [True] * 3 + [False] * 6 + [x is not None for x in ctx.saved_tensors[9:]] + [False] * len(ctx.rule)
     return tuple(next(gradients) if has else None for has in given)

@@ -64,19 +64,28 @@ struct ParameterSums {
       : query_map(rule.query_map.count), key_map(rule.key_map.count), normalizer(rule.normalizer.count) {}
 };
 
+// Every image in the same blocks, each with heads of its own: block b has the tokens order[cuts[b]] … before cuts[b + 1].
+// mixing (heads, count, count): how much a block weighs the tokens of another.
+struct Blocks {
+  const int64_t *order = nullptr, *cuts = nullptr;
+  const float* mixing = nullptr;
+  int64_t count = 1;
+};
+
 // One call. With bounds, each sequence of a packed batch has heads of its own.
 class Attention {
  public:
   Attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const bool* visible,
-            const std::optional<at::Tensor>& cu_seqlens, const Rule& rule)
+            const std::optional<at::Tensor>& cu_seqlens, const Rule& rule, const Blocks& blocks = {})
       : query(query),
         key(key),
         value(value),
         visible(visible),
         bounds(cu_seqlens ? cu_seqlens->const_data_ptr<int64_t>() : nullptr),
         rule(rule),
+        blocks(blocks),
         heads(query.size(1)),
-        all((cu_seqlens ? cu_seqlens->size(0) - 1 : query.size(0)) * heads),
+        all((cu_seqlens ? cu_seqlens->size(0) - 1 : query.size(0) * blocks.count) * heads),
         queries(query.size(2)),
         tokens(key.size(2)),
         width(padded(query.size(3))),
@@ -92,7 +101,7 @@ class Attention {
       if (count == 0) continue;
       gradients.push_back(at::zeros({query.size(0), heads, count}, at::kFloat));
       for (size_t i = 0; i < sums.size(); ++i) {
-        const int64_t row = bounds == nullptr ? i / each : i / each % heads;
+        const int64_t row = batch_of(i / each) * heads + i / each % heads;
         add_scaled(gradients.back().data_ptr<float>() + row * count, 1, (sums[i].*part).data(), count);
       }
     }
@@ -104,25 +113,28 @@ class Attention {
   const bool* visible;
   const int64_t* bounds;
   const Rule& rule;
+  const Blocks blocks;
   const int64_t heads, all, queries, tokens, width, value_width;
   const float scale;
   const bool rotates;
   std::vector<ParameterSums> sums;  // of each head, or of each part of a head
 
-  Head of(const at::Tensor& x, int64_t head) const {
-    return head_of(x, bounds == nullptr ? head / heads : 0, head % heads);
-  }
+  int64_t batch_of(int64_t head) const { return bounds == nullptr ? head / heads / blocks.count : 0; }
+  int64_t token_of(int64_t place) const { return blocks.order == nullptr ? place : blocks.order[place]; }
+  Head of(const at::Tensor& x, int64_t head) const { return head_of(x, batch_of(head), head % heads); }
   template <typename Functions>
   Formula<Functions> of(Formula<Functions> formula, int64_t head) const {
-    formula.parameters += (bounds == nullptr ? head / heads : 0) * formula.by_batch + head % heads * formula.by_head;
+    formula.parameters += batch_of(head) * formula.by_batch + head % heads * formula.by_head;
     return formula;
   }
   const bool* mask(int64_t head) const {
-    return visible == nullptr ? nullptr : visible + (bounds == nullptr ? head : head % heads) * tokens;
+    return visible == nullptr ? nullptr : visible + (batch_of(head) * heads + head % heads) * tokens;
   }
 
-  // The first token of a head and the one behind its last; in a batch it has `length` tokens.
+  // The place of the first token of a head and the one behind its last; in a batch it has `length` tokens.
   std::pair<int64_t, int64_t> span(int64_t head, int64_t length) const {
+    const int64_t block = head / heads % blocks.count;
+    if (blocks.cuts != nullptr) return {blocks.cuts[block], blocks.cuts[block + 1]};
     if (bounds == nullptr) return {0, length};
     return {bounds[head / heads], bounds[head / heads + 1]};
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "causal.h"
+#include "mixing.h"
 #include "named.h"
 
 namespace {
@@ -18,19 +19,6 @@ constexpr int64_t MERGED = 12;  // tiles of keys whose state is merged into that
 struct QueryMean {
   std::vector<float> mean;
   float count = 0;
-};
-
-// Gradients of a head's S, r, z and u, and of the mean that set its weights.
-struct Gradient {
-  Sum S, r, z, u;
-  std::vector<float> mean;
-
-  Gradient(int64_t width, int64_t value_width)
-      : S(width * value_width), r(width), z(width), u(value_width), mean(width) {}
-
-  void add(const Gradient& other) {
-    S.add(1, other.S.data()), r.add(1, other.r.data()), z.add(1, other.z.data()), u.add(1, other.u.data());
-  }
 };
 
 std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
@@ -44,6 +32,7 @@ std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t
 class Bidirectional : Attention {
  public:
   using Attention::parameter_gradients;
+  at::Tensor grad_mixing;  // (heads, blocks, blocks), after a backward pass
 
   template <typename... Arguments>
   explicit Bidirectional(const Arguments&... arguments)
@@ -63,7 +52,7 @@ class Bidirectional : Attention {
         for (int64_t t = 0; t < count; ++t) {
           float* product = &tile.product[t * value_width];
           for (int64_t c = 0; c < value_width; ++c) product[c] = x.gain[t] * product[c] + x.level[t] * state.u[c];
-          write_token(target, first + t, product);
+          write_token(target, token_of(first + t), product);
         }
       });
     });
@@ -77,6 +66,7 @@ class Bidirectional : Attention {
     // With query-mean weights a query's gradient waits for that of the mean, which the keys give.
     read_backward(grad, rule.query_mean ? nullptr : &grad_query, gradients);
     reduce(gradients);
+    if (!mixtures.empty()) unmix(gradients);
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       summarize_backward(head, part, tile, gradients, of(grad_key, head), of(grad_value, head));
     });
@@ -89,7 +79,8 @@ class Bidirectional : Attention {
 
  private:
   const int64_t parts;
-  std::vector<State> states;
+  std::vector<State> states, own;  // what heads read; with blocks also what each of them has summarized
+  std::vector<std::optional<Mixture>> mixtures;
   std::vector<QueryMean> means;
   std::unique_ptr<float[]> mapped;  // κ(q) from their mean on, if no part has more than one tile
 
@@ -118,9 +109,9 @@ class Bidirectional : Attention {
       if (mapped) std::copy_n(mapped_in(head, part), count * width, tile.features.data());
       for (int64_t t = 0; t < count; ++t)
         if (mapped)
-          turn(tile, t, first + t, source.width);
+          turn(tile, t, token_of(first + t), source.width);
         else
-          read(source, first + t, map, tile, t);
+          read(source, token_of(first + t), map, tile, t);
       work(first, count);
     }
   }
@@ -133,7 +124,8 @@ class Bidirectional : Attention {
     const bool* shown = mask(head);
     int64_t count = 0;
     const int64_t end = start(head, part + 1, tokens);
-    for (int64_t token = start(head, part, tokens); token < end; ++token) {
+    for (int64_t place = start(head, part, tokens); place < end; ++place) {
+      const int64_t token = token_of(place);
       if (shown != nullptr && !shown[token]) continue;
       read(keys, token, map, tile, count);
       read_token(values, token, &tile.values[count * value_width], value_width);
@@ -174,6 +166,44 @@ class Bidirectional : Attention {
       for (float& x : state.S) x *= share;
       states.push_back(std::move(state));
     }
+    if (blocks.mixing != nullptr) mix();
+  }
+
+  // The index of a block of head `head` among all heads of an image or of all images.
+  int64_t block_of(int64_t head, int64_t block) const {
+    return (head / heads * blocks.count + block) * heads + head % heads;
+  }
+
+  // Replaces the states of blocks by what each block reads of all of them.
+  void mix() {
+    const int64_t number = all / blocks.count;
+    own = std::move(states);
+    states.assign(all, State(0, 0));
+    mixtures.resize(number);
+    at::parallel_for(0, number, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin; head < end; ++head) {
+        const float* mixing = blocks.mixing + head % heads * blocks.count * blocks.count;
+        const auto state = [&](int64_t block) -> const State& { return own[block_of(head, block)]; };
+        mixtures[head].emplace(mixing, blocks.count, state);
+        for (int64_t block = 0; block < blocks.count; ++block)
+          states[block_of(head, block)] = mixtures[head]->of(block);
+      }
+    });
+  }
+
+  // Replaces the gradients of what blocks read by those of their own states, which are current again.
+  void unmix(std::vector<Gradient>& gradients) {
+    const int64_t number = all / blocks.count, square = blocks.count * blocks.count;
+    grad_mixing = at::zeros({query.size(0), heads, blocks.count, blocks.count}, at::kFloat);
+    float* grads = grad_mixing.data_ptr<float>();
+    at::parallel_for(0, number, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin; head < end; ++head) {
+        const auto gradient = [&](int64_t block) -> Gradient& { return gradients[block_of(head, block) * parts]; };
+        mixtures[head]->backward(gradient, grads + head * square);
+      }
+    });
+    grad_mixing = grad_mixing.sum(0);
+    states = std::move(own);
   }
 
   float* mapped_in(int64_t head, int64_t part) const { return &mapped[(head * parts + part) * TILE * width]; }
@@ -235,7 +265,7 @@ class Bidirectional : Attention {
       std::vector<float> of_tile(width * value_width);
       ParameterSum again(rule.normalizer.count);
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
-        for (int64_t t = 0; t < count; ++t) read_token(given, first + t, &tile.values[t * value_width], value_width);
+        for (int64_t t = 0; t < count; ++t) read_token(given, token_of(first + t), &tile.values[t * value_width], value_width);
         std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
         multiply(tile.values.data(), value_width, 1, turned.data(), width, tile.product.data(), count, value_width);
         for (int64_t t = 0; t < count; ++t) {
@@ -256,9 +286,9 @@ class Bidirectional : Attention {
           if (grad_query == nullptr) continue;
           for (int64_t c = 0; c < width; ++c) product[c] = x.gain[t] * product[c] + x.by_num[t] * state.r[c];
           for (int64_t c = 0; c < width; ++c) own[c] = x.by_den[t] * state.z[c];
-          if (rule.query_mean && (mask(head) == nullptr || mask(head)[first + t]))
+          if (rule.query_mean && (mask(head) == nullptr || mask(head)[token_of(first + t)]))
             add_scaled(own, scale / means[head].count, gradients[head * parts].mean.data(), width);
-          write_gradient(of(*grad_query, head), source, first + t, product, map, parameters.query_map, tile);
+          write_gradient(of(*grad_query, head), source, token_of(first + t), product, map, parameters.query_map, tile);
         }
         if (!adds) return;
         std::fill(of_tile.begin(), of_tile.end(), 0.0f);
@@ -345,7 +375,7 @@ using Given = const std::optional<at::Tensor>&;
 // Calls work(attention) of the kind that these arguments ask for.
 template <typename Work>
 void call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin, Given visible,
-          Given cu_seqlens, Given query_parameters, Given key_parameters, Given normalizer_parameters, int64_t query_map,
+          Given cu_seqlens, Given order, Given cuts, Given mixing, Given query_parameters, Given key_parameters, Given normalizer_parameters, int64_t query_map,
           int64_t key_map, int64_t normalizer, bool query_mean, double eps, int64_t block, Work&& work) {
   const Rule rule{formula_of(query_map, MAPS, query_parameters),
                   formula_of(key_map, MAPS, key_parameters),
@@ -354,33 +384,39 @@ void call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& valu
                   static_cast<float>(eps),
                   {cos ? cos->const_data_ptr<float>() : nullptr, sin ? sin->const_data_ptr<float>() : nullptr}};
   const bool* shown = visible ? visible->const_data_ptr<bool>() : nullptr;
+  Blocks blocks;
+  if (mixing)
+    blocks = {order->const_data_ptr<int64_t>(), cuts->const_data_ptr<int64_t>(), mixing->const_data_ptr<float>(),
+              cuts->size(0) - 1};
   if (block > 0 && block < key.size(2))
     work(Causal(block, query, key, value, shown, cu_seqlens, rule));
   else
-    work(Bidirectional(query, key, value, shown, cu_seqlens, rule));
+    work(Bidirectional(query, key, value, shown, cu_seqlens, rule, blocks));
 }
 
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin,
-                  Given visible, Given cu_seqlens, Given query_parameters, Given key_parameters,
+                  Given visible, Given cu_seqlens, Given order, Given cuts, Given mixing, Given query_parameters, Given key_parameters,
                   Given normalizer_parameters, int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
                   double eps, int64_t block) {
   at::Tensor out = room(query, value.size(3), false);
-  call(query, key, value, cos, sin, visible, cu_seqlens, query_parameters, key_parameters, normalizer_parameters,
+  call(query, key, value, cos, sin, visible, cu_seqlens, order, cuts, mixing, query_parameters, key_parameters, normalizer_parameters,
        query_map, key_map, normalizer, query_mean, eps, block, [&](auto&& attention) { attention.forward(out); });
   return out;
 }
 
 std::vector<at::Tensor> attend_backward(const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key,
                                         const at::Tensor& value, Given cos, Given sin, Given visible, Given cu_seqlens,
-                                        Given query_parameters, Given key_parameters, Given normalizer_parameters,
+                                        Given order, Given cuts, Given mixing, Given query_parameters, Given key_parameters, Given normalizer_parameters,
                                         int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
                                         double eps, int64_t block) {
   const bool masks = visible.has_value();
   std::vector<at::Tensor> gradients{room(query, query.size(3), false), room(key, key.size(3), masks),
                                     room(value, value.size(3), masks)};
-  call(query, key, value, cos, sin, visible, cu_seqlens, query_parameters, key_parameters, normalizer_parameters,
+  call(query, key, value, cos, sin, visible, cu_seqlens, order, cuts, mixing, query_parameters, key_parameters, normalizer_parameters,
        query_map, key_map, normalizer, query_mean, eps, block, [&](auto&& attention) {
          attention.backward(grad, gradients[0], gradients[1], gradients[2]);
+         if constexpr (requires { attention.grad_mixing; })
+           if (mixing) gradients.push_back(attention.grad_mixing);
          for (at::Tensor& x : attention.parameter_gradients()) gradients.push_back(std::move(x));
        });
   return gradients;
@@ -391,7 +427,7 @@ std::vector<at::Tensor> attend_backward(const at::Tensor& grad, const at::Tensor
 TORCH_LIBRARY(linvit_cpu, library) {
   const std::string inputs =
       "Tensor query, Tensor key, Tensor value, Tensor? cos, Tensor? sin, Tensor? visible, Tensor? cu_seqlens, "
-      "Tensor? query_parameters, Tensor? key_parameters, Tensor? normalizer_parameters, int query_map, int key_map, "
+      "Tensor? order, Tensor? cuts, Tensor? mixing, Tensor? query_parameters, Tensor? key_parameters, Tensor? normalizer_parameters, int query_map, int key_map, "
       "int normalizer, bool query_mean, float eps, int block)";
   library.def(("attend(" + inputs + " -> Tensor").c_str());
   library.def(("attend_backward(Tensor grad, " + inputs + " -> Tensor[]").c_str());
