@@ -25,6 +25,10 @@ from linvit.ranges import OneOf, check
 
 Inputs = Tensor | tuple[Tensor, ...]
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
+NO_SCORES = (
+    "the attention reads its values nonlinearly, so it has no matrix of scores and no KV state: choose layers with"
+    " another mechanism, or analyze ranks"
+)
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
 
@@ -34,8 +38,8 @@ class Operands:
     """What one attention operator read.
 
     query, key, value: (batch, heads, tokens, width), before feature map and rotation.
-    options: of `linear_attention`; None for softmax attention.
-    rotary, cu_seqlens: as in `linear_attention`. shares: see Operator.
+    options: of `linear_attention`; None for softmax attention and a nonlinear read.
+    rotary, cu_seqlens: as in `linear_attention`. shares, nonlinear: see Operator.
     """
 
     query: Tensor
@@ -45,15 +49,22 @@ class Operands:
     rotary: Rotary | None = None
     shares: tuple[float, float] = (1.0, 0.0)
     cu_seqlens: Tensor | None = None
+    nonlinear: bool = False
 
     def scores(self) -> Tensor:
-        """The matrix that multiplies the values, (batch, heads, queries, tokens)."""
+        """The matrix that multiplies the values, (batch, heads, queries, tokens); ValueError for a nonlinear read."""
+        self.check_linear()
         if self.options is None:
             scores = softmax_scores(*rotated(self.query, self.key, self.rotary))
         else:
             options = {**self.options, "rotary": self.rotary, "cu_seqlens": self.cu_seqlens}
             scores = attention_scores(self.query, self.key, **options)
         return shared_out(scores, self.shares)
+
+    def check_linear(self) -> None:
+        """Raises ValueError for a nonlinear read."""
+        if self.nonlinear:
+            raise ValueError(NO_SCORES)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,7 @@ def kv_state(operands: Operands) -> Tensor:
 
     Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
     """
+    operands.check_linear()
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
     _, key, weights = mapped(operands)
@@ -195,7 +207,10 @@ def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[P
         query, key, value, rotary = (*inputs, None)[:4]
         options = None if operator.options is None else operator.axes(key, given.get("feature_map"))
         query = operator.scaled(query) if options is None else query
-        operands.append(Operands(query, key, value, options, rotary, operator.shares, given.get("cu_seqlens")))
+        packed = given.get("cu_seqlens")
+        operands.append(
+            Operands(query, key, value, options, rotary, operator.shares, packed, nonlinear=operator.nonlinear)
+        )
         features[MIXED] = in_heads(merged(mixed), layer.heads)
 
     def record(step: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -212,7 +227,7 @@ def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[P
         height, width = inputs[0].shape[-2:]
         num_prefix = 0
         if isinstance(layer, TokenAttention):
-            height, width = layer.last_grid.size or layer.grid
+            height, width = (-(-side // layer.stride) for side in layer.last_grid.size or layer.grid)
             num_prefix = layer.num_prefix
         look(Probe(name, operator.mechanism, operands.pop(), dict(features), (height, width), num_prefix))
         features.clear()

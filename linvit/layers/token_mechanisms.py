@@ -13,11 +13,17 @@ from linvit.errors import SettingError
 from linvit.formulas.feature_map import focused
 from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.grid import Places, after_prefix
+from linvit.layers.grid import Places, rotary_over_heads
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.layers.operator import merged
+from linvit.layers.operator import in_heads, merged
+from linvit.layers.recent_mechanisms import (
+    NormAwareAttention,
+    RecNeXtAttention,
+    ScaledPolarAttention,
+    TestTimeTraining,
+)
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
-from linvit.ops import Rotary, rotary_2d
+from linvit.ops import Rotary
 from linvit.ranges import Count
 
 
@@ -48,11 +54,8 @@ class FocusedAttention(TokenAttention):
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
-        table: Tensor = self.positional_encoding
-        if grid != self.grid:
-            table = interpolate(table.mT.unflatten(-1, self.grid), grid, mode="bicubic").flatten(2).mT
-        positions = pad(table, (0, 0, self.num_prefix, 0)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return query, key + positions, value
+        positions = _positions(self.positional_encoding, self.grid, grid, self.num_prefix)
+        return query, key + in_heads(positions, self.heads), value
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
         if (self.operator.options or {}).get("feature_map") != "focused":
@@ -60,10 +63,7 @@ class FocusedAttention(TokenAttention):
         return partial(focused, temperature=softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2))
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        value = value[:, :, self.num_prefix :]
-        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, places.grid)).flatten(2).mT
-        local = local.unflatten(0, value.shape[:2])
-        return y + pad(local, (0, 0, self.num_prefix, 0))
+        return y + places.convolved(_by_head(self.dwc, self.heads), value)
 
 
 class InLineAttention(TokenAttention):
@@ -115,11 +115,7 @@ class MLLAAttention(TokenAttention):
             nn.init.zeros_(parameter)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
-        place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
-        table = rotary_2d(grid, x.shape[-1], endpoint=False, **place)
-        cos, sin = after_prefix(table, self.num_prefix)
-        cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
-        return Rotary(cos, sin)
+        return rotary_over_heads(x, grid, self.heads, self.num_prefix, self.first_row)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
         return y + places.convolved(self.lepe, value)
@@ -218,14 +214,18 @@ class PolarAttention(GatedAttention):
 
     With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is multiplied by the scores of equal signs,
     q⁺·k⁺ + q⁻·k⁻, the other half with those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each divided by the sum of its row. A 5×5
-    depthwise convolution of v is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ side by side), is
-    applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and [-k, k].
+    depthwise convolution of v, one for all heads, is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ
+    side by side), is applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and
+    [-k, k].
 
-    The paper leaves open: α of the power p = 1 + α·sigmoid(w), here 4 with w initially 0; the size of the convolution;
-    and whether the gate comes before or after it. Its code was not read.
+    What the paper leaves open is as in its port to flash-bidirectional-linear-attention: a table of positions is added
+    to the keys, queries and keys are divided by a learned temperature for each channel, the power is
+    p = 1 + 4·sigmoid(w) with w initially 0, for both signs, and the gate comes after the convolution. The port has no
+    class token: here it has no position.
 
     Args:
         modulation, lepe: as in GatedAttention.
+        positions: add the table of positions, without which images of a batch may have different sizes.
     """
 
     rotates = False
@@ -233,12 +233,27 @@ class PolarAttention(GatedAttention):
     ALPHA = 4.0
 
     def __init__(
-        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        lepe: bool = True,
+        positions: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, **options)
-        if width // heads % 2:
-            raise SettingError(f"the head width is {width // heads}, expected an even number: change `heads`")
-        self.power = nn.Parameter(self.qkv.weight.new_empty(width))
+        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, lepe=False, **options)
+        head_width = width // heads
+        if head_width % 2:
+            raise SettingError(f"the head width is {head_width}, expected an even number: change `heads`")
+        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        table = torch.empty(1, grid[0] * grid[1], width, **dd) if positions else None
+        self.positional_encoding = None if table is None else nn.Parameter(table)
+        self.mixes_sizes = not positions
+        self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
+        self.power = nn.Parameter(torch.empty(width, **dd))
+        self.dwc = DepthwiseConv(head_width, (5, 5), **dd) if lepe else None
         self.reset_parameters()
 
     @staticmethod
@@ -246,16 +261,30 @@ class PolarAttention(GatedAttention):
         return 2 * heads, 2 * width // heads
 
     def reset_parameters(self) -> None:
-        """Sets every power to 1 + α/2."""
+        """Sets every power to 1 + α/2, the temperature to softplus(0) and the positions to 0."""
         super().reset_parameters()
-        nn.init.zeros_(self.power)
+        for parameter in (self.power, self.scale, self.positional_encoding):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def reset_to_operator(self) -> None:
+        super().reset_to_operator()
+        for parameter in () if self.dwc is None else self.dwc.parameters():
+            nn.init.zeros_(parameter)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
+        if self.positional_encoding is not None:
+            key = key + in_heads(_positions(self.positional_encoding, self.grid, grid, self.num_prefix), self.heads)
+        temperature = in_heads(softplus(self.scale), self.heads)
+        query, key = query / temperature, key / temperature
         signed = torch.cat((key, -key), dim=-1)
         halves = value.unflatten(-1, (2, -1)).movedim(-2, 2)
         queries = torch.cat((query, -query), dim=-1).repeat_interleave(2, dim=1)
         return queries, torch.stack((signed, -signed), dim=2).flatten(1, 2), halves.flatten(1, 2)
+
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y if self.dwc is None else y + places.convolved(_by_head(self.dwc, self.heads), value)
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
         if (self.operator.options or {}).get("feature_map") != "relu":
@@ -270,6 +299,23 @@ class PolarAttention(GatedAttention):
             return out.flatten(-4, -3)
 
         return powers
+
+
+def _by_head(convolution: nn.Module, heads: int) -> Callable[[Tensor], Tensor]:
+    """A convolution of the channels of one head as one of the channels of all heads."""
+
+    def convolved(x: Tensor) -> Tensor:
+        maps: Tensor = convolution(x.unflatten(1, (heads, -1)).flatten(0, 1))
+        return maps.unflatten(0, (-1, heads)).flatten(1, 2)
+
+    return convolved
+
+
+def _positions(table: Tensor, made_for: tuple[int, int], grid: tuple[int, int], num_prefix: int) -> Tensor:
+    """A table (1, tokens, channels) interpolated for another grid, with zeros for the prefix."""
+    if grid != made_for:
+        table = interpolate(table.mT.unflatten(-1, made_for), grid, mode="bicubic").flatten(2).mT
+    return pad(table, (0, 0, num_prefix, 0))
 
 
 def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
@@ -290,6 +336,10 @@ TOKEN_LAYERS: dict[str, type[TokenAttention]] = {
     "mlla": MLLAAttention,
     "agent": AgentAttention,
     "polaformer": PolarAttention,
+    "polaformer_pp": ScaledPolarAttention,
+    "nala": NormAwareAttention,
+    "recnext": RecNeXtAttention,
+    "vittt": TestTimeTraining,
     **dict.fromkeys(("rala", "mala", "rala_mala"), GatedAttention),
 }
 """The attention layer that `swap_attention` puts into a network for each mechanism."""

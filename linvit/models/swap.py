@@ -1,14 +1,16 @@
 """Replacing the attention of a network; the weights of its projections are kept.
 
-Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9.
+Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9, and DeiT-S
+with those of which papers since then compare it.
 
 | base        | pattern                                                    |
 |-------------|------------------------------------------------------------|
 | deit_tiny   | every block; class token and table of positions kept       |
+| deit_small  | the same                                                   |
 | swin_tiny   | LLSS; inline and agent LLLS, as their authors released     |
 | swin_small  | LLSS                                                       |
 
-`softmax` is timm's unchanged network. InLine's DeiT has 6 heads, as released. No weights are published under these
+`softmax` is timm's unchanged network. InLine's and ViT³'s DeiT-T have 6 heads, as released. No weights are published under these
 names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
 """
 
@@ -48,6 +50,7 @@ GIVEN = {"width", "heads", "grid", "num_prefix", "source", "operator_size", "dev
 SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
 BASES: dict[str, dict[str, Any]] = {
     "deit_tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "deit_small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
     "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
     "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
 }
@@ -103,7 +106,7 @@ def swap_attention(
     check_keys("attention", attention or {}, takes)
     check(layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
-    softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None
+    softmax = lookup("mechanism", options["mechanism"], MECHANISMS).softmax
     base = rebuilt_from(model)
     slots = slots_of(model)
     if slots is None:
@@ -188,9 +191,9 @@ def _fitting(slot: Slot, mechanism: str, layer: type[TokenAttention], options: d
         return {**options, **({"rope": False} if "rope" in takes else {})}
     if slot.ordered:
         return options
-    without = {name: False for name in ("lepe", "rope") if name in takes}
+    without = {name: False for name in ("lepe", "rope", "positions") if name in takes}
     asked = [name for name in without if options.get(name)]
-    if asked or not (without or layer in (TokenAttention, Hydra)) or MECHANISMS[mechanism].local_feed_forward:
+    if asked or not ("lepe" in without or layer in (TokenAttention, Hydra)) or MECHANISMS[mechanism].local_feed_forward:
         named = f"`attention` has {asked[0]!r}" if asked else f"`mechanism` {mechanism!r} has local terms"
         raise ValueError(
             f"{named}, but the tokens of the model are not in the order of the grid:"
@@ -241,7 +244,7 @@ def _build(
 def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     base = next(base for base in BASES if name.startswith(f"{base}_"))
     mechanism = name.removeprefix(f"{base}_")
-    body, pattern = (VisionTransformer, None) if base == "deit_tiny" else (SwinTransformer, "LLSS")
+    body, pattern = (VisionTransformer, None) if base.startswith("deit") else (SwinTransformer, "LLSS")
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
     return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
@@ -288,7 +291,7 @@ def register_mechanism(
     axes = {axis: choice for axis, choice in given.items() if choice != usual[axis]}
     places = ("maps", "images") if callable(weighting) else ("maps", "sequences", "images")
     causal = PREFIX if weighting == "query_mean" else {}
-    names = [f"{base}_{name}" for base in BASES if name not in MECHANISMS]
+    names = [f"{base}_{name}" for base in DEIT_AND_SWIN if name not in MECHANISMS]
     MECHANISMS[name] = Mechanism(colour, axes, causal, places, DEIT_AND_SWIN)
     TOKEN_LAYERS[name], LINEAR_AXES[name] = layer, axes
     default_cfgs.update({each: default_cfgs[f"{each.removesuffix(name)}linear"] for each in names})
