@@ -16,7 +16,7 @@ from linvit.errors import SettingError
 from linvit.formulas.feature_map import query_and_key_map
 from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
-from linvit.layers.operator import AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
+from linvit.layers.operator import NO_SCORES, AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
 from linvit.layers.token_attention import TokenAttention
 from linvit.ops import Rotary, attention_scores
 from linvit.ops.position import rotate
@@ -25,10 +25,6 @@ from linvit.ranges import OneOf, check
 
 Inputs = Tensor | tuple[Tensor, ...]
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
-NO_SCORES = (
-    "the attention reads its values nonlinearly, so it has no matrix of scores and no KV state: choose layers with"
-    " another mechanism, or analyze ranks"
-)
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
 

@@ -23,8 +23,8 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from linvit.fusion import folds
-from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
 from linvit.layers.recent_mechanisms import RecNeXtAttention
+from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 

@@ -22,6 +22,10 @@ from linvit.ops.state import Shard, Weighting
 from linvit.ranges import lookup
 
 LEARNED = "learned"
+NO_SCORES = (
+    "the attention reads its values nonlinearly, so it has no matrix of scores and no KV state: choose layers with"
+    " another mechanism, or analyze ranks"
+)
 BIDIRECTIONAL = ("uniform", "query_mean")
 
 
@@ -321,7 +325,7 @@ class AttentionLayer(nn.Module):
         options: see Operator.
     """
 
-    operator_class = Operator
+    operator_class: type[Operator] = Operator
 
     def __init__(
         self,

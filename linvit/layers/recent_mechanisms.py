@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, interpolate, pad, silu, unfold
 
 from linvit.layers.checks import TensorOptions, check_turns
 from linvit.layers.grid import Places, after_prefix, rotary_over_heads
-from linvit.layers.operator import Operator, in_heads, merged, rotated
+from linvit.layers.operator import NO_SCORES, Operator, in_heads, merged, rotated
 from linvit.layers.token_attention import GatedAttention, TokenAttention
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.linear_attention import without_autocast
@@ -145,8 +145,7 @@ class RecNeXtAttention(TokenAttention):
         self.up = _convolution_and_norm(width, 5, 1, dd) if half else None
 
     def reset_to_operator(self) -> None:
-        for norm in (self.lepe[1], *([] if self.up is None else [self.up[1]])):
-            nn.init.zeros_(norm.weight)
+        nn.init.zeros_(self.lepe.get_parameter("1.weight"))
 
     def input_layers(self) -> list[nn.Module]:
         return super().input_layers() if self.down is None else []
@@ -185,8 +184,8 @@ class InnerStep(Operator):
     """What ViT³ has in place of attention: one step of gradient descent on keys and values, then a read of the result.
 
     A small network f(x) = (x W₁) ⊙ SiLU(x W₂) for each head has learned initial weights. The step of rate 1 minimizes
-    -mean_t f(k_t)·v_t / 3 for all tokens of an image at once, and a query reads f(q) of the new weights. The gradient is
-    a sum over the tokens, in float32 (float64 for float64 inputs), under autocast too; each of its columns g is
+    -mean_t f(k_t)·v_t / 3 for all tokens of an image at once, and a query reads f(q) of the new weights. The gradient
+    is a sum over the tokens, in float32 (float64 for float64 inputs), under autocast too; each of its columns g is
     divided by 1 + ‖g‖, whose derivative at g = 0 is taken to be 0.
     """
 
@@ -219,7 +218,11 @@ class InnerStep(Operator):
         """[W₁, W₂] after the step on so many tokens, (batch, heads, width, 2 · width)."""
         return stepped(torch.cat((self.w1, self.w2), dim=-1).to(sums.dtype), sums * (-self.SCALE / tokens))
 
-    def forward(
+    def scores(self, *inputs: Any, **options: Any) -> Tensor:
+        """Raises ValueError: there is no such matrix."""
+        raise ValueError(NO_SCORES)
+
+    def forward(  # type: ignore[override]
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None = None, **unused: None
     ) -> Tensor:
         """As of Operator, for every query f(q) of the new weights; all tokens are seen."""
@@ -232,7 +235,7 @@ class InnerStep(Operator):
             return (first * silu(second)).to(dtype)
 
 
-class TestTimeTraining(TokenAttention):
+class InnerStepAttention(TokenAttention):
     """ViT³'s layer (CVPR 2026, arXiv 2512.01643), as released: an InnerStep, and beside it the same for a convolution.
 
     The second branch has a head of its own, queries, keys and values from a second projection, and a learned 3×3

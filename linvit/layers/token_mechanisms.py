@@ -17,10 +17,10 @@ from linvit.layers.grid import Places, rotary_over_heads
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import in_heads, merged
 from linvit.layers.recent_mechanisms import (
+    InnerStepAttention,
     NormAwareAttention,
     RecNeXtAttention,
     ScaledPolarAttention,
-    TestTimeTraining,
 )
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
 from linvit.ops import Rotary
@@ -339,7 +339,7 @@ TOKEN_LAYERS: dict[str, type[TokenAttention]] = {
     "polaformer_pp": ScaledPolarAttention,
     "nala": NormAwareAttention,
     "recnext": RecNeXtAttention,
-    "vittt": TestTimeTraining,
+    "vittt": InnerStepAttention,
     **dict.fromkeys(("rala", "mala", "rala_mala"), GatedAttention),
 }
 """The attention layer that `swap_attention` puts into a network for each mechanism."""

@@ -10,8 +10,8 @@ with those of which papers since then compare it.
 | swin_tiny   | LLSS; inline and agent LLLS, as their authors released     |
 | swin_small  | LLSS                                                       |
 
-`softmax` is timm's unchanged network. InLine's and ViT³'s DeiT-T have 6 heads, as released. No weights are published under these
-names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
+`softmax` is timm's unchanged network. InLine's and ViT³'s DeiT-T have 6 heads, as released. No weights are published
+under these names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
 """
 
 from collections.abc import Callable, Mapping

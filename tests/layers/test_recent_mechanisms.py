@@ -1,4 +1,4 @@
-"""NaLaFormer's, PolaFormer++'s, PolaFormer's, RecNeXt's and ViT³'s layers against the released ones; what is delicate."""
+"""The layers of NaLaFormer, PolaFormer, PolaFormer++, RecNeXt and ViT³ against the released ones; what is delicate."""
 
 import math
 import zlib
