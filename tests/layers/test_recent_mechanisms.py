@@ -10,6 +10,9 @@ from golden_networks import filled, golden, released_input
 from torch.testing import assert_close
 
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
+from linvit.ops import merge
+from linvit.ops.position import rotate
+from linvit.ops.state import summarize, token_weights
 
 RECORDS = golden("mechanisms_2026")
 
@@ -183,3 +186,163 @@ def test_equals_the_released_module(name):
     for key, norm in record["gradient_norms"].items():
         ours = [parameters[mine].grad[part].flatten() for mine, part in parts[key]]
         assert_close(torch.cat(ours).norm().item(), norm, rtol=1e-10, atol=1e-12 * norm, msg=key)
+
+
+@pytest.mark.parametrize("name", ["vittt", "vittt_rotated"])
+def test_the_inner_step_leads_to_the_released_weights(name):
+    record, layer, _ = released(name)
+    x = released_input(record)
+    _, key, value = layer.query_key_value(x, layer.grid)
+    rotary = layer.rotary(x, layer.grid)
+    key = key if rotary is None else rotate(key, rotary)
+    w1, w2 = layer.operator.updated(layer.operator.sums(key, value), x.shape[1]).chunk(2, dim=-1)
+    _, key, value = layer.local_qkv(x).mT.chunk(3, dim=1)
+    w3 = layer.updated(key, value, layer.grid).flatten(0, 1).unsqueeze(1)
+    for ours, expected in ((w1, "updated_w1"), (w2, "updated_w2"), (w3, "updated_w3")):
+        same(ours.detach(), record[expected])
+
+
+def layer_of(mechanism, width=16, heads=2, grid=(4, 6), **options):
+    layer = TOKEN_LAYERS[mechanism](width, heads, mechanism, grid, **options).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return layer
+
+
+def test_sums_of_parts_of_an_image_add_up():
+    """In any order, and equal to the state of linear attention whose values are the derivatives at each token."""
+    operator = layer_of("vittt").operator
+    key, value = torch.randn(2, 1, 2, 37, 8).unbind(0)
+    whole = operator.sums(key, value)
+    parts = [operator.sums(key[:, :, part], value[:, :, part]) for part in (slice(20, 37), slice(5), slice(5, 20))]
+    assert_close(sum(parts), whole)
+    first, second = key @ operator.w1, key @ operator.w2
+    gate = second.sigmoid()
+    pulled = torch.cat((value * second * gate, value * first * gate * (1 + second * (1 - gate))), dim=-1)
+    state = merge(*(state_of(key[:, :, part], pulled[:, :, part]) for part in (slice(9), slice(9, 37))))
+    assert_close((state.S + state.r.unsqueeze(-1) * state.u.unsqueeze(-2)) * 37, whole)
+
+
+def state_of(key, value):
+    weights = token_weights("uniform", key, key, None)
+    return summarize(key, key, value, weights)
+
+
+def test_a_class_token_is_in_the_first_branch_only():
+    layer = layer_of("vittt", num_prefix=1)
+    x = torch.randn(1, 25, 16)
+    moved = torch.cat((x[:, :1] + torch.randn(16), x[:, 1:]), dim=1)
+    assert torch.equal(layer.local(x[:, 1:], (4, 6)), layer.local(moved[:, 1:], (4, 6)))
+    assert not torch.allclose(layer(x)[:, 1:], layer(moved)[:, 1:])
+    expected = layer(x)[:, 0]
+    with torch.no_grad():
+        layer.local_proj.weight.mul_(3)
+    assert torch.equal(layer(x)[:, 0], expected)
+
+
+def test_zeros_have_derivatives():
+    """Queries, keys and values of zeros, where norms have no derivative, powers no logarithm, and den is 0."""
+    for mechanism in ("vittt", "nala", "polaformer", "polaformer_pp"):
+        layer = layer_of(mechanism)
+        with torch.no_grad():
+            for projection in (layer.qkv, getattr(layer, "local_qkv", layer.qkv)):
+                projection.weight.zero_()
+                projection.bias.zero_()
+        x = torch.randn(2, 24, 16, requires_grad=True)
+        y = layer(x)
+        assert y.isfinite().all()
+        y.square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is None or parameter.grad.isfinite().all(), (mechanism, name)
+        assert x.grad.isfinite().all()
+
+
+def test_derivatives_of_the_step():
+    layer = layer_of("vittt", width=8, grid=(2, 3))
+    x = torch.randn(1, 6, 8, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("mechanism", "size"),
+    [("nala", 60.0), ("nala", 1e-4), ("polaformer_pp", 12.0), ("polaformer", 12.0), ("vittt", 8.0), ("recnext", 60.0)],
+)
+def test_half_precision_neither_overflows_nor_vanishes(dtype, mechanism, size):
+    """60³ and e¹² are beyond float16; squares of 1e-4 are below it."""
+    layer, x = layer_of(mechanism), torch.randn(2, 24, 16)
+    query_and_key = layer.qkv.weight.data[:32]
+    query_and_key.mul_(size / (x @ query_and_key.mT).abs().amax())
+    layer, x = layer.to(dtype), x.to(dtype).requires_grad_()
+    y = layer(x)
+    y.float().square().sum().backward()
+    assert y.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters() if parameter.grad is not None)
+    with torch.no_grad():
+        exact = layer.double()(x.double())
+    # A key of size s that is rounded by ε changes its e^s by s ε, and its power p by p ε; four steps follow.
+    steps = {"polaformer_pp": size, "nala": 4.5}.get(mechanism, 8.0)
+    assert (y.double() - exact).norm() / exact.norm() < 8 * steps * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_many_tokens_in_float16(autocast):
+    """Released, v / (3N) is subnormal in float16 from about 5,000 tokens on; here the sums are float32."""
+    layer = layer_of("vittt", grid=(100, 100))
+    x = torch.randn(1, 10000, 16)
+    with torch.no_grad():
+        exact = layer(x)
+        if autocast:
+            layer = layer.float()
+            with torch.autocast("cpu", torch.bfloat16):
+                y = layer(x.float())
+        else:
+            y = layer.half()(x.half())
+    eps = torch.finfo(torch.bfloat16 if autocast else torch.float16).eps
+    assert (y.double() - exact).norm() / exact.norm() < 8 * eps
+
+
+def test_a_rotation_of_the_first_branch_follows_the_grid():
+    layer, x = layer_of("vittt", rope=True), torch.randn(1, 24, 16)
+    plain = layer_of("vittt")
+    plain.load_state_dict(layer.state_dict())
+    assert not torch.allclose(layer(x), plain(x))
+    assert not torch.allclose(layer(x, [4, 6]), layer(x, [3, 8]))
+
+
+def test_attention_of_half_the_size_keeps_the_prefix_apart():
+    layer = layer_of("recnext", num_prefix=2, half=True)
+    x = torch.randn(1, 2 + 15, 16)
+    y = layer(x, [3, 5])
+    assert y.shape == x.shape
+    with torch.no_grad():
+        layer.up[1].bias.add_(1)
+    moved = layer(x, [3, 5])
+    assert torch.equal(moved[:, :2], y[:, :2])
+    assert not torch.allclose(moved[:, 2:], y[:, 2:])
+
+
+def test_batch_norms_learn_their_statistics():
+    layer = layer_of("recnext").train()
+    before = layer.qk_norm.running_mean.clone()
+    layer(torch.randn(3, 24, 16))
+    assert not torch.equal(layer.qk_norm.running_mean, before)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options"),
+    [
+        ("vittt", {}),
+        ("vittt", {"rope": True}),
+        ("recnext", {"half": True}),
+        ("nala", {}),
+        ("polaformer_pp", {}),
+        ("polaformer", {}),
+    ],
+)
+def test_exports(mechanism, options):
+    layer, x = layer_of(mechanism, **options), torch.randn(2, 24, 16)
+    exported = torch.export.export(layer, (x,)).module()
+    assert_close(exported(x), layer(x))
