@@ -335,6 +335,7 @@ def test_batch_norms_learn_their_statistics():
     assert not torch.equal(layer.qk_norm.running_mean, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "options"),
     [
