@@ -24,7 +24,7 @@ from torch import nn
 
 from linvit.fusion import folds
 from linvit.layers.recent_mechanisms import RecNeXtAttention
-from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
+from linvit.layers.swapped import GlobalSwinBlock, LocalBlock, LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 
@@ -126,6 +126,7 @@ def _plain(layers: list[nn.Module]) -> TypeGuard[list[folds.Affine]]:
 
 FOLDS: folds.Folds = {
     Block: folded_block,
+    LocalBlock: folded_block,
     EvaBlock: folded_eva_block,
     SwinTransformerBlock: folded_block,
     GlobalSwinBlock: folded_block,

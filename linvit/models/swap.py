@@ -222,13 +222,14 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _build(
-    body: type[VisionTransformer | SwinTransformer],
+def build_swapped(
+    body: Callable[..., VisionTransformer | SwinTransformer],
     mechanism: str,
     pattern: str | None,
     attention: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
+    """A network of timm, made by `body` of these arguments, with the mechanism."""
     check(TIMM, {"pattern": pattern, "attention": attention, **kwargs})
     if mechanism == "softmax" and attention:
         raise SettingError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
@@ -247,7 +248,7 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     body, pattern = (VisionTransformer, None) if base.startswith("deit") else (SwinTransformer, "LLSS")
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
-    return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
+    return create(partial(build_swapped, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
 
 register(_create, NAMES, __name__)
