@@ -33,7 +33,7 @@ BUDGETS = {
     "fusion": 11,
     "fuzz": 9,
     "kernels": 86,
-    "layers": 2,
+    "layers": 3,
     "models": 50,
     "ops": 50,
     "parallel": 1,
