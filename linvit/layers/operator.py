@@ -122,7 +122,9 @@ class Operator(nn.Module):
         entry = mechanism_of(mechanism, place)
         axes = entry.axes_of(causal)
         if entry.nonlinear != self.nonlinear:
-            raise SettingError(f"`mechanism` is {mechanism!r}, which fits no other layer than its own: choose another")
+            raise SettingError(
+                f"`mechanism` is {mechanism!r}, which this layer cannot compute: choose its own mechanism"
+            )
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         # unknown names are refused when the network is created, not when it reads its first image

@@ -117,7 +117,7 @@ def test_a_pattern_of_softmax_leaves_the_model_as_it_was(name):
 
 @pytest.mark.parametrize(("mechanism", "other"), [("rala", "vittt"), ("vittt", "linear")])
 def test_an_inner_step_and_attention_have_layers_of_their_own(mechanism, other):
-    with pytest.raises(ValueError, match=f"`mechanism` is '{other}', which fits no other layer than its own"):
+    with pytest.raises(ValueError, match=f"`mechanism` is '{other}', which this layer cannot compute: choose its own"):
         swap_attention(body(DEIT), mechanism, attention={"mechanism": other})
 
 
