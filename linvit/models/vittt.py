@@ -31,9 +31,9 @@ from linvit.models.pretrained import create
 from linvit.models.swap import build_swapped
 
 SIZES: dict[str, dict[str, Any]] = {
-    "vittt_tiny": {"embed_dim": 192, "num_heads": 6},
-    "vittt_small": {"embed_dim": 384, "num_heads": 6},
-    "vittt_base": {"embed_dim": 768, "num_heads": 12},
+    "vit_ttt_tiny": {"embed_dim": 192, "num_heads": 6},
+    "vit_ttt_small": {"embed_dim": 384, "num_heads": 6},
+    "vit_ttt_base": {"embed_dim": 768, "num_heads": 12},
 }
 
 

@@ -13,18 +13,20 @@ from linvit.layers.swapped import LocalBlock
 SMALL = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 # Parameters in millions and G of MACs of the released networks, whose counter leaves out the products of the kernel's
 # gradient, 9 tokens × head width in each of 12 blocks.
-RELEASED = {"vittt_tiny": (6.149, 1.219, 32), "vittt_small": (23.80, 4.807, 64), "vittt_base": (90.06, 17.94, 64)}
+RELEASED = {"vit_ttt_tiny": (6.149, 1.219, 32), "vit_ttt_small": (23.80, 4.807, 64), "vit_ttt_base": (90.06, 17.94, 64)}
 
 
 def small(**options):
-    return randomised(timm.create_model("vittt_tiny", **{**SMALL, **options})).eval()
+    return randomised(timm.create_model("vit_ttt_tiny", **{**SMALL, **options})).eval()
 
 
 def image(height=32, width=48):
     return torch.randn(2, 3, height, width)
 
 
-@pytest.mark.parametrize("name", ["vittt_tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in list(RELEASED)[1:])])
+@pytest.mark.parametrize(
+    "name", ["vit_ttt_tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in list(RELEASED)[1:])]
+)
 def test_sizes_are_those_measured_on_the_authors_networks(name):
     cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
     parameters, macs, width = RELEASED[name]
