@@ -47,7 +47,7 @@ def straight_through(x):
 
 
 ELEMENTWISE = {
-    **{name: Example(FEATURE_MAPS[name]) for name in ("elu1", "relu", "exp", "identity")},
+    **{name: Example(FEATURE_MAPS[name]) for name in ("elu1", "relu", "exp", "identity", "relu_cubed", "relu_expm1")},
     "elu": Example(lambda x: F.elu(x) + 1),
     "celu": Example(lambda x: F.celu(x, alpha=1.5)),
     "selu": Example(F.selu),
@@ -71,6 +71,7 @@ ELEMENTWISE = {
 REDUCING = {
     "unit": Example(FEATURE_MAPS["unit"]),
     "softmax": Example(FEATURE_MAPS["softmax"]),
+    "norm_power": Example(FEATURE_MAPS["norm_power"]),
     "log softmax": Example(lambda x: x.log_softmax(-1)),
     "centred": Example(lambda x: x - x.mean(-1, keepdim=True)),
     "spread": Example(lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, True) + 1)),

@@ -1,7 +1,8 @@
 """The compared mechanisms from their published formulas, entry by entry; nothing of linvit is called here.
 
 Every function takes a layer (its parameters alone are read), tokens x (batch, prefix + height × width, channels) and
-the grid, and returns what stands before the layer's projection: (batch, tokens, channels), float64.
+the grid, and returns what stands before the layer's projections: (batch, tokens, channels), float64; where there are
+two projections, as in ViT³, what both read side by side.
 """
 
 import math
@@ -222,10 +223,24 @@ def gated(weigh, read):
     return attend
 
 
+def gate(layer, x: Tensor) -> Tensor:
+    return x @ layer.modulation.weight.T + layer.modulation.bias
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+def divided_by_mass(num: Tensor, den: Tensor) -> Tensor:
+    return num / (den.sum(-1, keepdim=True) + 1e-6 * den.shape[-1])
+
+
 def polaformer(layer, x, grid):
     """Scores of equal and of opposite signs, each for one half of the values of a head."""
     q, k, v = query_key_value(layer, x)
-    power = 1 + 4 / (1 + (-layer.power).exp())
+    temperature, power = (1 + layer.scale.exp()).log(), 1 + 4 * sigmoid(layer.power)
+    prefix = torch.zeros(1, layer.num_prefix, x.shape[-1])
+    q, k = q / temperature, (k + torch.cat((prefix, layer.positional_encoding), dim=1)) / temperature
 
     def signs(y):
         return (torch.where(sign * y > 0, sign * y, torch.zeros_like(y)) ** power for sign in (1, -1))
@@ -235,10 +250,106 @@ def polaformer(layer, x, grid):
     for head, value in enumerate(by_head(layer, v)):
         equal = q_plus[head] @ k_plus[head].mT + q_minus[head] @ k_minus[head].mT
         opposite = q_plus[head] @ k_minus[head].mT + q_minus[head] @ k_plus[head].mT
-        for similar, half in zip((equal, opposite), value.chunk(2, dim=-1), strict=True):
-            out.append(similar @ half / (similar.sum(-1, keepdim=True) + 1e-6 * k.shape[1]))
+        halves = zip((equal, opposite), value.chunk(2, dim=-1), strict=True)
+        read = torch.cat([divided_by_mass(similar @ half, similar) for similar, half in halves], dim=-1)
+        out.append(read + local(value, layer.dwc.weight[:, 0], layer.dwc.bias, grid, layer.num_prefix))
+    return torch.cat(out, dim=-1) * gate(layer, x)
+
+
+def polaformer_pp(layer, x, grid):
+    q, k, v = query_key_value(layer, x)
+    half = x.shape[-1] // layer.heads
+    frequencies = 10000 ** -torch.linspace(0, 1, half // 2, dtype=torch.float64)
+
+    def grown(plus, minus):
+        return torch.cat((plus.clamp(min=0), minus.clamp(min=0)), dim=-1)
+
+    def turn(y):
+        return turned(y, grid, layer.num_prefix, frequencies)
+
+    out = []
+    for head, (q_head, k_head, value) in enumerate(zip(*(by_head(layer, y) for y in (q, k, v)), strict=True)):
+        key = grown(k_head, -k_head).exp() - 1
+        equal, opposite = (sigmoid(s) for s in layer.sharpness[head])
+        queries = (equal * grown(q_head, -q_head)).exp() - 1, (opposite * grown(-q_head, q_head)).exp() - 1
+        for query, part in zip(queries, value.chunk(2, dim=-1), strict=True):
+            out.append(divided_by_mass(turn(query) @ turn(key).mT @ part, query @ key.mT))
     out = torch.cat(out, dim=-1) + local(v, layer.lepe.weight[:, 0], layer.lepe.bias, grid, layer.num_prefix)
-    return out * (x @ layer.modulation.weight.T + layer.modulation.bias)
+    return out * gate(layer, x)
+
+
+def nala(layer, x, grid):
+    q, k, v = query_key_value(layer, x)
+    frequencies = 10000 ** -torch.linspace(0, 1, x.shape[-1] // layer.heads // 4, dtype=torch.float64)
+    out = []
+    for q_head, k_head, value in zip(*(by_head(layer, y) for y in (q, k, v)), strict=True):
+        norm = q_head.norm(dim=-1, keepdim=True)
+        power = 3 * (0.5 + norm.tanh())
+        queries = [((sign * q_head).clamp(min=0) / norm) ** power for sign in (1, -1)]
+        keys = [(sign * k_head).clamp(min=0) ** 3 for sign in (1, -1)]
+        pairs = list(zip(queries, keys, strict=True))
+        num = sum(
+            turned(a, grid, layer.num_prefix, frequencies) @ turned(b, grid, layer.num_prefix, frequencies).mT
+            for a, b in pairs
+        )
+        out.append(divided_by_mass(num @ value, sum(a @ b.mT for a, b in pairs)))
+    out = torch.cat(out, dim=-1) + local(v, layer.lepe.weight[:, 0], layer.lepe.bias, grid, layer.num_prefix)
+    mean, variance = out.mean(-1, keepdim=True), out.var(-1, keepdim=True, correction=0)
+    normed = (out - mean) / (variance + 1e-5).sqrt() * layer.ln.weight + layer.ln.bias
+    return normed * gate(layer, x) * sigmoid(gate(layer, x))
+
+
+def recnext(layer, x, grid):
+    """In evaluation, at the full size of the map."""
+    q, k, v = query_key_value(layer, x)
+    norm = layer.qk_norm
+    qk = (torch.cat((q, k), dim=-1) - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
+    q, k = elu1(qk).chunk(2, dim=-1)
+    out = []
+    for q_head, k_head, value in zip(*(by_head(layer, y) for y in (q, k, v)), strict=True):
+        similar = q_head @ k_head.mT
+        out.append(divided_by_mass(similar @ value, similar))
+    conv, norm = layer.lepe
+    factor = norm.weight / (norm.running_var + 1e-5).sqrt()
+    taps, shift = conv.weight[:, 0] * factor[:, None, None], norm.bias - norm.running_mean * factor
+    return torch.cat(out, dim=-1) + local(v, taps, shift, grid, layer.num_prefix)
+
+
+def vittt(layer, x, grid):
+    """Gradients by automatic differentiation of the loss; the second branch is projected with the first."""
+
+    def inner(loss, weights):
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        return [w - g / (1 + g.norm(dim=-2, keepdim=True)) for w, g in zip(weights, gradients, strict=True)]
+
+    def silu(y):
+        return y * sigmoid(y)
+
+    q, k, v = query_key_value(layer, x)
+    images = []
+    for image in range(len(x)):
+        heads = []
+        for head, (q_head, k_head, value) in enumerate(
+            zip(*(by_head(layer, y[image]) for y in (q, k, v)), strict=True)
+        ):
+            w1, w2 = (w[head].detach().clone().requires_grad_() for w in (layer.operator.w1, layer.operator.w2))
+            made = (k_head @ w1) * silu(k_head @ w2)
+            w1, w2 = inner(-(made * value).sum() / 3 / len(value), [w1, w2])
+            heads.append((q_head @ w1) * silu(q_head @ w2))
+        images.append(torch.cat(heads, dim=-1))
+    second = x[:, layer.num_prefix :] @ layer.local_qkv.weight.T + layer.local_qkv.bias
+    q, k, v = second.chunk(3, dim=-1)
+    rows = []
+    for image in range(len(x)):
+        taps = layer.w3.flatten(1).T.detach().clone().requires_grad_()  # (9, channels), so that columns are kernels
+
+        def convolved(y, taps, image=image):
+            return local(y[image : image + 1], taps.T.unflatten(-1, (3, 3)), 0.0, grid, 0)[0]
+
+        (taps,) = inner(-(convolved(k, taps) * v[image]).sum() / 3 / v.shape[1], [taps])
+        rows.append(convolved(q, taps))
+    prefix = torch.zeros(len(x), layer.num_prefix, v.shape[-1])
+    return torch.cat((torch.stack(images), torch.cat((prefix, torch.stack(rows)), dim=1)), dim=-1)
 
 
 def mhla(layer, x, grid):
@@ -303,6 +414,10 @@ WRITTEN_OUT = {
     "agent": agent,
     "polaformer": polaformer,
     "mhla": mhla,
+    "polaformer_pp": polaformer_pp,
+    "nala": nala,
+    "recnext": recnext,
+    "vittt": vittt,
     "rala": gated(query_mean, divided),
     "mala": gated(uniform, with_magnitude),
     "rala_mala": gated(query_mean, with_magnitude),

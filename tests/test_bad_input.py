@@ -226,7 +226,10 @@ def test_convert_and_models(refused, tmp_path):
         "convert", tmp_path / "no.pth", tmp_path / "o.safetensors", "--model", "ravlt_nano"
     )
     said = refused("models", "--family", "swin")
-    assert "--family is 'swin', expected one of care, deit_tiny, mavit, ravlt, swin_small, swin_tiny." in said
+    assert (
+        "--family is 'swin', expected one of care, deit_small, deit_tiny, mavit, ravlt, swin_small, swin_tiny, vit."
+        in said
+    )
 
 
 def test_debug_shows_the_traceback(tmp_path):

@@ -70,6 +70,8 @@ def _about(row: Mapping[str, Any]) -> str:
         family = inspect.getdoc(sys.modules[timm.model_entrypoint(row["name"]).__module__])
         return str(family).partition("Axes:")[0]
     axes = MECHANISMS[mechanism].axes
+    if MECHANISMS[mechanism].nonlinear:
+        return f"timm's {row['family']} with `{mechanism}`, a nonlinear read, in place of softmax attention."
     if axes is None:
         return f"timm's {row['family']}, with softmax attention (`{mechanism}`)."
     known = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide", **axes}

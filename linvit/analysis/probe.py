@@ -16,7 +16,7 @@ from linvit.errors import SettingError
 from linvit.formulas.feature_map import query_and_key_map
 from linvit.layers.attention import Attention2d, tokens_of_map
 from linvit.layers.mixer import ValueAttention
-from linvit.layers.operator import AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
+from linvit.layers.operator import NO_SCORES, AttentionLayer, in_heads, merged, rotated, shared_out, softmax_scores
 from linvit.layers.token_attention import TokenAttention
 from linvit.ops import Rotary, attention_scores
 from linvit.ops.position import rotate
@@ -34,8 +34,8 @@ class Operands:
     """What one attention operator read.
 
     query, key, value: (batch, heads, tokens, width), before feature map and rotation.
-    options: of `linear_attention`; None for softmax attention.
-    rotary, cu_seqlens: as in `linear_attention`. shares: see Operator.
+    options: of `linear_attention`; None for softmax attention and a nonlinear read.
+    rotary, cu_seqlens: as in `linear_attention`. shares, nonlinear: see Operator.
     """
 
     query: Tensor
@@ -45,15 +45,22 @@ class Operands:
     rotary: Rotary | None = None
     shares: tuple[float, float] = (1.0, 0.0)
     cu_seqlens: Tensor | None = None
+    nonlinear: bool = False
 
     def scores(self) -> Tensor:
-        """The matrix that multiplies the values, (batch, heads, queries, tokens)."""
+        """The matrix that multiplies the values, (batch, heads, queries, tokens); ValueError for a nonlinear read."""
+        self.check_linear()
         if self.options is None:
             scores = softmax_scores(*rotated(self.query, self.key, self.rotary))
         else:
             options = {**self.options, "rotary": self.rotary, "cu_seqlens": self.cu_seqlens}
             scores = attention_scores(self.query, self.key, **options)
         return shared_out(scores, self.shares)
+
+    def check_linear(self) -> None:
+        """Raises ValueError for a nonlinear read."""
+        if self.nonlinear:
+            raise ValueError(NO_SCORES)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def kv_state(operands: Operands) -> Tensor:
 
     Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
     """
+    operands.check_linear()
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
     if "mixing" in operands.options:
@@ -197,7 +205,10 @@ def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[P
         query, key, value, rotary = (*inputs, None)[:4]
         options = None if operator.options is None else operator.axes(key, given.get("feature_map"), given.get("grid"))
         query = operator.scaled(query) if options is None else query
-        operands.append(Operands(query, key, value, options, rotary, operator.shares, given.get("cu_seqlens")))
+        packed = given.get("cu_seqlens")
+        operands.append(
+            Operands(query, key, value, options, rotary, operator.shares, packed, nonlinear=operator.nonlinear)
+        )
         features[MIXED] = in_heads(merged(mixed), layer.heads)
 
     def record(step: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -214,7 +225,7 @@ def _watch(stack: ExitStack, name: str, layer: AttentionLayer, look: Callable[[P
         height, width = inputs[0].shape[-2:]
         num_prefix = 0
         if isinstance(layer, TokenAttention):
-            height, width = layer.last_grid.size or layer.grid
+            height, width = (-(-side // layer.stride) for side in layer.last_grid.size or layer.grid)
             num_prefix = layer.num_prefix
         look(Probe(name, operator.mechanism, operands.pop(), dict(features), (height, width), num_prefix))
         features.clear()

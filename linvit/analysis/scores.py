@@ -83,6 +83,7 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
 
     Hydra has one head per channel, whose rows may not fit into memory together: heads are then computed in groups.
     """
+    operands.check_linear()
     rows = _at_queries(operands, places)
     batch, heads, queries, _ = rows.query.shape
     size = max(1, LARGEST // (batch * queries * rows.key.shape[-2]))

@@ -110,6 +110,28 @@ def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     return cubed * (_norm(y) / _norm(cubed))
 
 
+def norm_power(x: Tensor) -> Tensor:
+    """Each channel's share of the norm r of relu(x), to the power 3(1/2 + tanh r), one for each token and head.
+
+    Source: the queries of NaLaFormer (arXiv 2506.21137) as released, where x is [q, -q], so that r is the norm of q. A
+    query of zeros has features of zeros here, and is divided by zero there.
+    """
+    positive = F.relu(x)
+    norm = torch.linalg.vector_norm(positive, dim=-1, keepdim=True)
+    share: Tensor = positive / norm.clamp_min(1e-12)
+    return share ** (3 * (0.5 + norm.tanh()))
+
+
+def relu_cubed(x: Tensor) -> Tensor:
+    """max(x, 0)³ (the keys of NaLaFormer, where x is [k, -k])."""
+    return F.relu(x) ** 3
+
+
+def relu_expm1(x: Tensor) -> Tensor:
+    """e^max(x, 0) - 1 (PolaFormer++, where x is [k, -k]); in float32 products overflow as those of `exp`."""
+    return F.relu(x).expm1()
+
+
 def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)
 
@@ -125,6 +147,9 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "softmax": softmax,
     "softmax_tokens": softmax_tokens,
     "focused": focused,
+    "norm_power": norm_power,
+    "relu_cubed": relu_cubed,
+    "relu_expm1": relu_expm1,
 }
 ACROSS_TOKENS = ("softmax_tokens",)
 ACROSS_HEADS = ("unit_channels", "focused")

@@ -167,6 +167,16 @@ def before_batch_norm(layer: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
     return fuse_conv_bn_eval(layer.double(), norm.double()).to(dtype).requires_grad_(False)
 
 
+def before_norm_of_first(layer: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
+    """The layer followed by a batch norm of its first channels out, as one layer."""
+    mean, variance = cast(Tensor, norm.running_mean).double(), cast(Tensor, norm.running_var).double()
+    scale = norm.weight.double() * (variance + norm.eps).rsqrt()
+    others = (0, layer.out_features - norm.num_features)
+    shift, scale = pad(norm.bias.double() - mean * scale, others), pad(scale, others, value=1.0)
+    bias = shift if layer.bias is None else layer.bias.double() * scale + shift
+    return _filled(layer, layer.weight.double() * scale.unsqueeze(-1), bias, layer.weight)
+
+
 def scaled(layer: Layer, scale: Tensor) -> Layer:
     """scale · layer(x) as a layer of x; `scale` has one number per channel out."""
     scale = scale.double().flatten()

@@ -23,7 +23,9 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from linvit.fusion import folds
-from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
+from linvit.layers.recent_mechanisms import RecNeXtAttention
+from linvit.layers.swapped import GlobalSwinBlock, LocalBlock, LocalMlp
+from linvit.layers.token_attention import TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 
 
@@ -53,19 +55,27 @@ def folded_block(block: Any) -> Any:
         readers = INPUT_LAYERS[type(layer)](layer)
         if type(getattr(block, norm)) in (nn.LayerNorm, LayerNorm) and _plain(readers):
             setattr(block, norm, folds.after_layer_norm(getattr(block, norm), readers))
-        if type(getattr(block, scale, None)) is LayerScale and _plain([getattr(layer, final)]):
-            folds.scaled(getattr(layer, final), getattr(block, scale).gamma)
+        outputs = _outputs(layer, final)
+        if type(getattr(block, scale, None)) is LayerScale and _plain(outputs):
+            for output in outputs:
+                folds.scaled(output, getattr(block, scale).gamma)
             setattr(block, scale, nn.Identity())
     return block
+
+
+def _outputs(layer: Any, final: str) -> list[nn.Module]:
+    """The layers whose outputs are added to the result of an attention or a feed-forward."""
+    return layer.output_layers() if isinstance(layer, TokenAttention) else [getattr(layer, final)]
 
 
 def folded_eva_block(block: EvaBlock) -> EvaBlock:
     """As folded_block; the scales are parameters of the block."""
     folded_block(block)
-    for name, layer in (("gamma_1", block.attn.proj), ("gamma_2", block.mlp.fc2)):
+    for name, outputs in (("gamma_1", _outputs(block.attn, "proj")), ("gamma_2", _outputs(block.mlp, "fc2"))):
         gamma = getattr(block, name)
-        if gamma is not None and _plain([layer]):
-            folds.scaled(layer, gamma)
+        if gamma is not None and _plain(outputs):
+            for output in outputs:
+                folds.scaled(output, gamma)
             setattr(block, name, None)
     return block
 
@@ -91,6 +101,15 @@ def folded_conv_norm(layer: ConvNormAct) -> ConvNormAct:
     return layer
 
 
+def folded_recnext(attention: RecNeXtAttention) -> RecNeXtAttention:
+    """The batch norm of queries and keys folded into their projection."""
+    norm = attention.qk_norm
+    if type(norm) is nn.BatchNorm1d and type(attention.qkv) is nn.Linear:
+        folds.before_norm_of_first(attention.qkv, norm)
+        attention.qk_norm = nn.Identity()
+    return attention
+
+
 def _folded_pair(conv: nn.Module, norm: nn.Module) -> tuple[nn.Module, nn.Module]:
     if type(norm) not in (nn.BatchNorm2d, BatchNormAct2d) or norm.running_mean is None:
         return conv, norm
@@ -107,11 +126,13 @@ def _plain(layers: list[nn.Module]) -> TypeGuard[list[folds.Affine]]:
 
 FOLDS: folds.Folds = {
     Block: folded_block,
+    LocalBlock: folded_block,
     EvaBlock: folded_eva_block,
     SwinTransformerBlock: folded_block,
     GlobalSwinBlock: folded_block,
     PvtBlock: folded_block,
     PatchMerging: folded_merging,
+    RecNeXtAttention: folded_recnext,
     nn.Sequential: folded_sequence,
     ConvNormAct: folded_conv_norm,
 }

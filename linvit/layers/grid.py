@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from linvit.arguments import check_dense
 from linvit.errors import SettingError
 from linvit.layers.operator import in_heads, merged
-from linvit.ops import Rotary
+from linvit.ops import Rotary, rotary_2d
 
 
 class ImagePatches:
@@ -145,6 +145,13 @@ def after_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
         return rotary
     cos = pad(rotary.cos, (0, 0, num_prefix, 0), value=1.0)
     return Rotary(cos, pad(rotary.sin, (0, 0, num_prefix, 0)))
+
+
+def rotary_over_heads(x: Tensor, grid: tuple[int, int], heads: int, num_prefix: int, first_row: int) -> Rotary:
+    """MLLA's rotation, which runs over all channels of x before they are split into heads; not of the prefix."""
+    table = rotary_2d(grid, x.shape[-1], endpoint=False, first_row=first_row, dtype=x.dtype, device=x.device)
+    cos, sin = (t.unflatten(-1, (heads, -1)).transpose(0, 1) for t in after_prefix(table, num_prefix))
+    return Rotary(cos, sin)
 
 
 def timms_rotary(rope: Tensor, half: bool) -> Rotary:

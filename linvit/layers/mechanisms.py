@@ -13,6 +13,7 @@ from linvit.ranges import lookup
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
 POOLED: Mapping[str, Any] = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
 DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
+SINCE_2026: Mapping[str, Mapping[str, Any]] = {**DEIT, "deit_small": {}, "swin_tiny": {}}
 PREFIX = {"weighting": "prefix_query_mean"}
 
 
@@ -21,12 +22,14 @@ class Mechanism:
     """One row of the table.
 
     colour: in figures.
-    axes: options of `linear_attention` and `attention_scores` other than their defaults; None for softmax attention.
+    axes: options of `linear_attention` and `attention_scores` other than their defaults; None where there are none, in
+        softmax attention and where the read is nonlinear.
     causal_axes: options that differ in causal attention.
     places: its uses besides `swap_attention`: "maps" (pyramids and CARE), "sequences" (decoders and Conformers),
         "images" (DiTs).
     networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swap.
     local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
+    nonlinear: whether a query reads something other than a weighted sum of the values, so that there are no scores.
     """
 
     colour: str
@@ -35,6 +38,12 @@ class Mechanism:
     places: tuple[str, ...] = ()
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     local_feed_forward: bool = False
+    nonlinear: bool = False
+
+    @property
+    def softmax(self) -> bool:
+        """Whether this is softmax attention, whose time grows with the square of the number of tokens."""
+        return self.axes is None and not self.nonlinear
 
     def axes_of(self, causal: bool) -> Mapping[str, Any] | None:
         """The axes of causal or bidirectional attention; None for softmax attention."""
@@ -73,6 +82,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "mhla": Mechanism(
         "#117733", {"feature_map": "relu_eps"}, networks={"deit_tiny": POOLED, "deit_small": POOLED, "swin_tiny": {}}
     ),
+    "polaformer_pp": Mechanism("#FB6A4A", {"feature_map": "relu_expm1"}, networks={**DEIT, "swin_tiny": {}}),
+    "nala": Mechanism("#35978F", {"feature_map": ("norm_power", "relu_cubed")}, networks=SINCE_2026),
+    "recnext": Mechanism("#BF812D", networks={**DEIT, "swin_tiny": {}}),
+    "vittt": Mechanism("#6A3D9A", None, networks={**SINCE_2026, "deit_tiny": {"num_heads": 6}}, nonlinear=True),
     "rala": Mechanism(
         "#D55E00",
         {"weighting": "query_mean"},

@@ -24,6 +24,10 @@ from linvit.ops.state import Shard, Weighting
 from linvit.ranges import lookup
 
 LEARNED = "learned"
+NO_SCORES = (
+    "the attention reads its values nonlinearly, so it has no matrix of scores and no KV state: choose layers with"
+    " another mechanism, or analyze ranks"
+)
 BIDIRECTIONAL = ("uniform", "query_mean")
 
 
@@ -49,10 +53,13 @@ class Operator(nn.Module):
     Learned axes are vectors, so timm and our recipes apply no weight decay to them.
 
     Attributes:
+        nonlinear: of the class, whether the read is nonlinear, see Mechanism.
         shares: the output is shares[0] × what a token reads + shares[1] × its own value.
         shard: these tokens are only some of all, see `linvit.ops.state.Shard`; set while a network reads only some.
         fused: use kernels; otherwise plain torch, and softmax attention through its scores.
     """
+
+    nonlinear = False
 
     def __init__(
         self,
@@ -72,7 +79,12 @@ class Operator(nn.Module):
         super().__init__()
         replacing = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
         changes: dict[str, Any] = {axis: value for axis, value in replacing.items() if value is not None}
-        axes = mechanism_of(mechanism, place).axes_of(causal)
+        entry = mechanism_of(mechanism, place)
+        axes = entry.axes_of(causal)
+        if entry.nonlinear != self.nonlinear:
+            raise SettingError(
+                f"`mechanism` is {mechanism!r}, which this layer cannot compute: choose its own mechanism"
+            )
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         refuse(
@@ -320,6 +332,8 @@ class AttentionLayer(nn.Module):
         options: see Operator.
     """
 
+    operator_class: type[Operator] = Operator
+
     def __init__(
         self,
         width: int,
@@ -331,7 +345,7 @@ class AttentionLayer(nn.Module):
         super().__init__()
         head_width = multiple_of_heads(width, heads)
         self.heads = heads
-        self.operator = Operator(mechanism, *(operator_size or (heads, head_width)), **options)
+        self.operator = self.operator_class(mechanism, *(operator_size or (heads, head_width)), **options)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
 """Parts of a swapped network around its attention: embeddings, blocks of other layouts, and feed-forward."""
 
-from typing import TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
 from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.grid import CurrentGrid, ImagePatches, whole
+from linvit.layers.grid import CurrentGrid, ImagePatches, Places, whole
+from linvit.layers.operator import in_heads, merged
 from linvit.layers.token_attention import TokenAttention
 
 Watching = TypeVar("Watching", bound=nn.Module)
@@ -118,6 +120,26 @@ class GlobalSwinBlock(nn.Module):
         x = x + self.drop_path1(self.attn(self.norm1(x), [height, width]))
         x = x + self.drop_path2(self.mlp(self.norm2(x)))
         return x.reshape(batch, height, width, channels)
+
+
+@register_notrace_module
+class LocalBlock(Block):
+    """timm's block with a 3×3 depthwise convolution of its input, added to it; its attention is swapped.
+
+    ViT³ has it as its encoding of positions.
+    """
+
+    def __init__(self, dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(dim, num_heads, **options)
+        self.cpe = DepthwiseConv(dim, (3, 3), device=options.get("device"), dtype=options.get("dtype"))
+
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Tokens (batch, prefix + height × width, channels) to the same shape; a prefix is not convolved."""
+        attention = cast(TokenAttention, self.attn)
+        places = Places(attention.num_prefix, attention.known_grid(x, None))
+        x = x + merged(places.convolved(self.cpe, in_heads(x, 1)))
+        out: Tensor = super().forward(x, *arguments, **options)
+        return out
 
 
 @register_notrace_module

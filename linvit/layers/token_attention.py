@@ -24,7 +24,7 @@ class TokenAttention(AttentionLayer):
     """proj(operator(qkv(x))), for mechanisms that need nothing around their operator; one opaque step for tracers.
 
     Subclasses change the inputs of the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
-    (`with_local`) or a gate (`gated`), and create the layers for these (`add_layers`).
+    (`with_local`), a gate (`gated`) or a second branch (`projected`), and create the layers for these (`add_layers`).
 
     Args:
         width, heads, mechanism, operator_size: as in AttentionLayer.
@@ -44,6 +44,7 @@ class TokenAttention(AttentionLayer):
 
     shares = (1.0, 0.0)  # of what a token reads and of its own value, see Operator
     mixes_sizes = True  # whether a batch may have images of different sizes
+    stride = 1  # of the operator: it has the tokens of a grid with sides that are this much shorter
     rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
     half_table = False
 
@@ -131,7 +132,7 @@ class TokenAttention(AttentionLayer):
             grid=places.grid,
         )
         y = self.gated(self.with_local(y, value, x, places), x)
-        x = self.proj_drop(self.proj(merged(y)))
+        x = self.proj_drop(self.projected(y, x, places))
         return x if patches is None else patches.padded(x)
 
     def scores(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -188,6 +189,15 @@ class TokenAttention(AttentionLayer):
         if self.sigmoid_gate is not None:
             out = out * self.sigmoid_gate(x).sigmoid()
         return in_heads(out, y.shape[1])
+
+    def projected(self, y: Tensor, x: Tensor, places: Places) -> Tensor:
+        """The output of the layer, (batch, tokens, channels), from that of the gate; x, places: as in with_local."""
+        out: Tensor = self.proj(merged(y))
+        return out
+
+    def output_layers(self) -> list[nn.Module]:
+        """Every layer whose output is part of the sum that the layer returns."""
+        return [self.proj]
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         """Query, key and value, each (batch, heads, tokens, width)."""

@@ -10,15 +10,21 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.errors import SettingError
-from linvit.formulas.feature_map import focused, relu_eps
+from linvit.formulas.feature_map import focused
 from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.grid import Places, after_prefix
+from linvit.layers.grid import Places, rotary_over_heads
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import in_heads, merged
+from linvit.layers.recent_mechanisms import (
+    InnerStepAttention,
+    MHLAAttention,
+    NormAwareAttention,
+    RecNeXtAttention,
+    ScaledPolarAttention,
+)
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
-from linvit.ops import Rotary, rotary_2d
-from linvit.ops.mixing import blocks_of_grid
+from linvit.ops import Rotary
 from linvit.ranges import Count
 
 
@@ -49,11 +55,8 @@ class FocusedAttention(TokenAttention):
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
-        table: Tensor = self.positional_encoding
-        if grid != self.grid:
-            table = interpolate(table.mT.unflatten(-1, self.grid), grid, mode="bicubic").flatten(2).mT
-        positions = pad(table, (0, 0, self.num_prefix, 0)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return query, key + positions, value
+        positions = _positions(self.positional_encoding, self.grid, grid, self.num_prefix)
+        return query, key + in_heads(positions, self.heads), value
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
         if (self.operator.options or {}).get("feature_map") != "focused":
@@ -61,10 +64,7 @@ class FocusedAttention(TokenAttention):
         return partial(focused, temperature=softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2))
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        value = value[:, :, self.num_prefix :]
-        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, places.grid)).flatten(2).mT
-        local = local.unflatten(0, value.shape[:2])
-        return y + pad(local, (0, 0, self.num_prefix, 0))
+        return y + places.convolved(_by_head(self.dwc, self.heads), value)
 
 
 class InLineAttention(TokenAttention):
@@ -116,11 +116,7 @@ class MLLAAttention(TokenAttention):
             nn.init.zeros_(parameter)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
-        place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
-        table = rotary_2d(grid, x.shape[-1], endpoint=False, **place)
-        cos, sin = after_prefix(table, self.num_prefix)
-        cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
-        return Rotary(cos, sin)
+        return rotary_over_heads(x, grid, self.heads, self.num_prefix, self.first_row)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
         return y + places.convolved(self.lepe, value)
@@ -219,14 +215,18 @@ class PolarAttention(GatedAttention):
 
     With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is multiplied by the scores of equal signs,
     q⁺·k⁺ + q⁻·k⁻, the other half with those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each divided by the sum of its row. A 5×5
-    depthwise convolution of v is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ side by side), is
-    applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and [-k, k].
+    depthwise convolution of v, one for all heads, is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ
+    side by side), is applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and
+    [-k, k].
 
-    The paper leaves open: α of the power p = 1 + α·sigmoid(w), here 4 with w initially 0; the size of the convolution;
-    and whether the gate comes before or after it. Its code was not read.
+    What the paper leaves open is as in its port to flash-bidirectional-linear-attention: a table of positions is added
+    to the keys, queries and keys are divided by a learned temperature for each channel, the power is
+    p = 1 + 4·sigmoid(w) with w initially 0, for both signs, and the gate comes after the convolution. The port has no
+    class token: here it has no position.
 
     Args:
         modulation, lepe: as in GatedAttention.
+        positions: add the table of positions, without which images of a batch may have different sizes.
     """
 
     rotates = False
@@ -234,12 +234,27 @@ class PolarAttention(GatedAttention):
     ALPHA = 4.0
 
     def __init__(
-        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        lepe: bool = True,
+        positions: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, **options)
-        if width // heads % 2:
-            raise SettingError(f"the head width is {width // heads}, expected an even number: change `heads`")
-        self.power = nn.Parameter(self.qkv.weight.new_empty(width))
+        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, lepe=False, **options)
+        head_width = width // heads
+        if head_width % 2:
+            raise SettingError(f"the head width is {head_width}, expected an even number: change `heads`")
+        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        table = torch.empty(1, grid[0] * grid[1], width, **dd) if positions else None
+        self.positional_encoding = None if table is None else nn.Parameter(table)
+        self.mixes_sizes = not positions
+        self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
+        self.power = nn.Parameter(torch.empty(width, **dd))
+        self.dwc = DepthwiseConv(head_width, (5, 5), **dd) if lepe else None
         self.reset_parameters()
 
     @staticmethod
@@ -247,16 +262,30 @@ class PolarAttention(GatedAttention):
         return 2 * heads, 2 * width // heads
 
     def reset_parameters(self) -> None:
-        """Sets every power to 1 + α/2."""
+        """Sets every power to 1 + α/2, the temperature to softplus(0) and the positions to 0."""
         super().reset_parameters()
-        nn.init.zeros_(self.power)
+        for parameter in (self.power, self.scale, self.positional_encoding):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def reset_to_operator(self) -> None:
+        super().reset_to_operator()
+        for parameter in () if self.dwc is None else self.dwc.parameters():
+            nn.init.zeros_(parameter)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
+        if self.positional_encoding is not None:
+            key = key + in_heads(_positions(self.positional_encoding, self.grid, grid, self.num_prefix), self.heads)
+        temperature = in_heads(softplus(self.scale), self.heads)
+        query, key = query / temperature, key / temperature
         signed = torch.cat((key, -key), dim=-1)
         halves = value.unflatten(-1, (2, -1)).movedim(-2, 2)
         queries = torch.cat((query, -query), dim=-1).repeat_interleave(2, dim=1)
         return queries, torch.stack((signed, -signed), dim=2).flatten(1, 2), halves.flatten(1, 2)
+
+    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
+        return y if self.dwc is None else y + places.convolved(_by_head(self.dwc, self.heads), value)
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
         if (self.operator.options or {}).get("feature_map") != "relu":
@@ -273,69 +302,21 @@ class PolarAttention(GatedAttention):
         return powers
 
 
-class MHLAAttention(TokenAttention):
-    """Multi-head linear attention by blocks (MHLA, ICLR 2026, arXiv 2601.07832), with the layers of its released code.
+def _by_head(convolution: nn.Module, heads: int) -> Callable[[Tensor], Tensor]:
+    """A convolution of the channels of one head as one of the channels of all heads."""
 
-    A second layer norm before qkv, RMS norms of all channels of queries and keys, blocks of tokens whose states a
-    learned matrix mixes, and a 5×5 depthwise convolution of v.
+    def convolved(x: Tensor) -> Tensor:
+        maps: Tensor = convolution(x.unflatten(1, (heads, -1)).flatten(0, 1))
+        return maps.unflatten(0, (-1, heads)).flatten(1, 2)
 
-    The released code divides by Σ_b m_ib (κ(q of block b at the same place)·z_b), which takes the queries of other
-    blocks, where the paper's Eq. 4 takes the token's own query, as we do. It pads images of 224 px to 256 px.
+    return convolved
 
-    Args:
-        blocks: (rows, columns) of blocks on the grid.
-        released_denominator: divide as the released code does, for comparisons with it: for equal blocks without a
-            class token; scores are then those before the division.
-    """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        mechanism: str,
-        grid: tuple[int, int],
-        num_prefix: int = 0,
-        blocks: tuple[Count, Count] = (4, 4),
-        released_denominator: bool = False,
-        **options: Any,
-    ) -> None:
-        if released_denominator:
-            options["normalizer"] = "sum"
-        super().__init__(width, heads, mechanism, grid, num_prefix, blocks=blocks, **options)
-        self.released_denominator = released_denominator
-
-    def add_layers(self, width: int, dd: TensorOptions) -> None:
-        self.input_norm = nn.LayerNorm(width, **dd)
-        self.query_norm = nn.RMSNorm(width, **dd)
-        self.key_norm = nn.RMSNorm(width, **dd)
-        self.lepe = DepthwiseConv(width, (5, 5), **dd)
-
-    def reset_to_operator(self) -> None:
-        for parameter in self.lepe.parameters():
-            nn.init.zeros_(parameter)
-
-    def input_layers(self) -> list[nn.Module]:
-        return []  # the norm
-
-    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
-        query, key, value = super().query_key_value(self.input_norm(x), grid)
-        norms = ((self.query_norm, query), (self.key_norm, key))
-        return *(in_heads(norm(merged(y)), self.heads) for norm, y in norms), value
-
-    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        if self.released_denominator:
-            y = y / (self._denominator(x, places.grid) + 1e-6)
-        return y + places.convolved(self.lepe, value)
-
-    def _denominator(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """That of the released code, (batch, heads, tokens, 1)."""
-        query, key, _ = self.query_key_value(x, grid)
-        options = self.operator.axes(key, grid=grid)
-        blocks = blocks_of_grid(grid, options["blocks"], x.shape[1] - grid[0] * grid[1], x.device)
-        query, key = (blocks.split(relu_eps(y)) for y in (query, key))
-        by_block = query @ key.sum(-2).unsqueeze(-1)
-        mixed = options["mixing"] @ by_block.squeeze(-1)
-        return blocks.join(mixed.unsqueeze(-1))
+def _positions(table: Tensor, made_for: tuple[int, int], grid: tuple[int, int], num_prefix: int) -> Tensor:
+    """A table (1, tokens, channels) interpolated for another grid, with zeros for the prefix."""
+    if grid != made_for:
+        table = interpolate(table.mT.unflatten(-1, made_for), grid, mode="bicubic").flatten(2).mT
+    return pad(table, (0, 0, num_prefix, 0))
 
 
 def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
@@ -357,6 +338,10 @@ TOKEN_LAYERS: dict[str, type[TokenAttention]] = {
     "agent": AgentAttention,
     "polaformer": PolarAttention,
     "mhla": MHLAAttention,
+    "polaformer_pp": ScaledPolarAttention,
+    "nala": NormAwareAttention,
+    "recnext": RecNeXtAttention,
+    "vittt": InnerStepAttention,
     **dict.fromkeys(("rala", "mala", "rala_mala"), GatedAttention),
 }
 """The attention layer that `swap_attention` puts into a network for each mechanism."""

@@ -1,7 +1,7 @@
 """Replacing the attention of a network; the weights of its projections are kept.
 
-Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9, and DeiT-T
-and DeiT-S with newer ones.
+Here are also timm's DeiT-T, Swin-T and Swin-S with every mechanism, as in RALA's Table 8 and MALA's Table 9, and DeiT-S
+with those of which papers since then compare it.
 
 | base        | pattern                                                    |
 |-------------|------------------------------------------------------------|
@@ -11,8 +11,8 @@ and DeiT-S with newer ones.
 | swin_small  | LLSS                                                       |
 
 deit_tiny_mhla_256 and deit_small_mhla_256 are as MHLA's authors released them: 16 px of zeros on each side of an image.
-`softmax` is timm's unchanged network. InLine's DeiT has 6 heads, as released. No weights are published under these
-names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
+`softmax` is timm's unchanged network. InLine's and ViT³'s DeiT-T have 6 heads, as released. No weights are published
+under these names; to start from pretrained weights, use `linvit.swap_attention` on a pretrained model.
 """
 
 from collections.abc import Callable, Mapping
@@ -131,7 +131,7 @@ def swap_attention(
     check_keys("attention", attention or {}, takes)
     check(layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
-    softmax = lookup("mechanism", options["mechanism"], MECHANISMS).axes is None
+    softmax = lookup("mechanism", options["mechanism"], MECHANISMS).softmax
     base = rebuilt_from(model)
     slots = slots_of(model)
     if slots is None:
@@ -216,9 +216,9 @@ def _fitting(slot: Slot, mechanism: str, layer: type[TokenAttention], options: d
         return {**options, **({"rope": False} if "rope" in takes else {})}
     if slot.ordered:
         return options
-    without = {name: False for name in ("lepe", "rope") if name in takes}
+    without = {name: False for name in ("lepe", "rope", "positions") if name in takes}
     asked = [name for name in without if options.get(name)]
-    if asked or not (without or layer in (TokenAttention, Hydra)) or MECHANISMS[mechanism].local_feed_forward:
+    if asked or not ("lepe" in without or layer in (TokenAttention, Hydra)) or MECHANISMS[mechanism].local_feed_forward:
         named = f"`attention` has {asked[0]!r}" if asked else f"`mechanism` {mechanism!r} has local terms"
         raise ValueError(
             f"{named}, but the tokens of the model are not in the order of the grid:"
@@ -247,19 +247,20 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _build(
-    body: type[VisionTransformer] | type[SwinTransformer],
+def build_swapped(
+    body: Callable[..., VisionTransformer | SwinTransformer],
     mechanism: str,
     pattern: str | None,
     attention: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
+    """A network of timm, made by `body` of these arguments, with the mechanism."""
     check(TIMM, {"pattern": pattern, "attention": attention, **kwargs})
     if mechanism == "softmax" and attention:
         raise SettingError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
     model = body(**kwargs)
     if mechanism == "softmax":
-        is_vit = issubclass(body, VisionTransformer)
+        is_vit = isinstance(model, VisionTransformer)
         each_letter(pattern, len(cast(nn.Sequential, model.blocks if is_vit else model.layers)), exact=not is_vit)
         vars(model).update(pattern="S" * len(pattern or "S"), mechanism=mechanism)
         return model
@@ -276,7 +277,7 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     if name.endswith(PADDED):
         body = PaddedVisionTransformer
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if is_vit else None
-    return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
+    return create(partial(build_swapped, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
 
 register(_create, NAMES, __name__)
@@ -320,7 +321,7 @@ def register_mechanism(
     axes = {axis: choice for axis, choice in given.items() if choice != usual[axis]}
     places = ("maps", "images") if callable(weighting) else ("maps", "sequences", "images")
     causal = PREFIX if weighting == "query_mean" else {}
-    names = [f"{base}_{name}" for base in BASES if name not in MECHANISMS]
+    names = [f"{base}_{name}" for base in DEIT_AND_SWIN if name not in MECHANISMS]
     MECHANISMS[name] = Mechanism(colour, axes, causal, places, DEIT_AND_SWIN)
     TOKEN_LAYERS[name], LINEAR_AXES[name] = layer, axes
     default_cfgs.update({each: default_cfgs[f"{each.removesuffix(name)}linear"] for each in names})

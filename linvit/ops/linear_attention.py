@@ -133,7 +133,7 @@ def linear_attention(
             cut = blocks_of(key, mixing, blocks, grid)
             form["blocks"] = cut.order, cut.cuts, mixing
         return kernel(tokens.query, key, value, eps=eps, weighting=weighting, **form)
-    with _without_autocast(query.device.type):
+    with without_autocast(query.device.type):
         if mixing is not None and causal:
             assert block_size is not None
             return causal_mixed_attention(tokens, rule, mixing, block_size, block_size if causal == "block" else 1)
@@ -238,7 +238,7 @@ def linear_attention_step(
     check_state(state, query, value)
     rule = rule_of(feature_map, weighting, normalizer, eps, query.dtype)
     tokens = tokens_of(query, key, value, key_mask, rotary, rule)
-    with _without_autocast(query.device.type):
+    with without_autocast(query.device.type):
         before = State.empty(query, value) if state is None else state
         return causal_attention(tokens, rule, chunks_of(query.shape[2], block_size or 1, None, query.device), before)
 
@@ -259,7 +259,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return linear_attention(query, key, value, normalizer="magnitude", **options)
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """A context without autocast, which would compute the sums in half precision."""
     if device_type != "meta" and torch.is_autocast_enabled(device_type):  # meta has none
         return torch.autocast(device_type, enabled=False)

@@ -17,6 +17,7 @@ from linvit.layers import mixer as care_layers
 from linvit.layers.attention import Attention2d
 from linvit.layers.causal import CausalAttention, CausalConv, DecoderBlock
 from linvit.layers.operator import Operator
+from linvit.layers.recent_mechanisms import NormAwareAttention, ScaledPolarAttention
 from linvit.layers.swapped import GlobalSwinBlock, GridPatchEmbed, LocalMlp
 from linvit.layers.token_attention import GatedAttention, Hydra, TokenAttention
 from linvit.layers.token_mechanisms import MLLAAttention, PolarAttention
@@ -38,7 +39,8 @@ KNOWN: set[type[nn.Module]] = {
     *(block.AttentionBlock, Attention2d, block.ConvFeedForward, convolutions.PointwiseConv),
     *(care.CARE, care.CareHead, backbone.Stage, patches.PatchStem, patches.PatchDownsample, block.CareBlock),
     *(care_layers.TokenMixer, care_layers.Strips, care_layers.ValueAttention, care_layers.Interaction),
-    *(TokenAttention, GatedAttention, Hydra, MLLAAttention, PolarAttention, GlobalSwinBlock, GridPatchEmbed, LocalMlp),
+    *(TokenAttention, GatedAttention, Hydra, MLLAAttention, PolarAttention, NormAwareAttention, ScaledPolarAttention),
+    *(GlobalSwinBlock, GridPatchEmbed, LocalMlp),
     *(sequence.Decoder, DecoderBlock, CausalAttention, CausalConv, Operator, convolutions.DepthwiseConv),
 }
 """The layers that treat every token alike, or that are changed below."""
@@ -59,6 +61,9 @@ def check_layers(network: nn.Module) -> None:
             isinstance(module, Operator)
             and module.blocks is not None
             and f"{where} with blocks, which need the whole map at once: choose a network without",
+            isinstance(module, PolarAttention)
+            and module.positional_encoding is not None
+            and f"{where} with a table of positions, which cannot be shared: create it with `positions=False`",
             type(module) not in KNOWN and f"{where}, which cannot share its tokens: {ALTERNATIVES}",
             isinstance(module, nn.Conv2d)
             and (

@@ -18,6 +18,7 @@ from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.errors import SettingError, refuse
 from linvit.files import check_writable, user_path, write_csv, write_json
+from linvit.layers.operator import NO_SCORES, AttentionLayer
 from linvit.ranges import Count, Share, checked
 from linvit.runs.images import AnalyzedImages, as_list, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
@@ -106,7 +107,7 @@ class ImageRun(Run):
         """Analyzes the attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report to a folder.
 
         Args:
-            what: a name in ANALYSES, or "all".
+            what: a name in ANALYSES, or "all", which is "rank" alone where a layer has no matrix of scores.
             images: image files, folders or images in memory; default: the run's held-out data, or two photos if the
                 run has no data.
             output: the folder; default: analysis/ in the run's folder.
@@ -125,7 +126,7 @@ class ImageRun(Run):
         check_writable(folder)
         view = _View(subject, self._images(subject, images, count, overrides), chosen, (query[0], query[1]), progress)
         results = {}
-        for name in ANALYSES if what == "all" else (what,):
+        for name in _possible(subject.network, chosen) if what == "all" else (what,):
             result = results[name] = ANALYSES[name](view)
             for file, (figure, _) in result.figures.items():
                 write_figure(figure, folder / file)
@@ -165,6 +166,13 @@ def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> li
             )
         chosen.add(layer if layer in names else names[number - 1])
     return [name for name in names if name in chosen]
+
+
+def _possible(network: nn.Module, layers: Sequence[str]) -> Sequence[str]:
+    """The names of the analyses of these layers, of which a nonlinear read has only one."""
+    modules = [network.get_submodule(layer) for layer in layers]
+    nonlinear = any(isinstance(module, AttentionLayer) and module.operator.nonlinear for module in modules)
+    return ("rank",) if nonlinear else tuple(ANALYSES)
 
 
 def _rank(view: _View) -> _Result:
@@ -252,6 +260,8 @@ def _write_page(path: Path, run: Trained, view: _View, results: dict[str, _Resul
     )
     if unseen := unseen_attention(network):
         summary += f" Not analyzed, attention of other kinds: {', '.join(unseen)}."
+    if "scores" not in _possible(network, view.layers):
+        summary += f" No scores and no magnitude: {NO_SCORES}."
     sections: list[tuple[str, Sequence[str]]] = [
         ("Network and images", [paragraph(summary), table(_layer_table(view))])
     ]

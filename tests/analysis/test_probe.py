@@ -8,13 +8,16 @@ from fused_networks import randomised
 from timm.layers import Attention
 from torch import nn
 
-import linvit
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, attention_layers, probe, unseen_attention
+from linvit.analysis.rank import measure_ranks
+from linvit.analysis.scores import measure_scores, score_rows
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_mechanisms import FocusedAttention, PolarAttention
 from linvit.models.by_name import create
 from linvit.models.swap import swap_attention
 
 SMALL = {"img_size": 48, "patch_size": 16, "embed_dim": 48, "depth": 2}
+SCORED = [name for name, entry in MECHANISMS.items() if not entry.nonlinear]
 NARROW = {"embed_dim": 48, "depths": (1, 1, 1, 1)}
 SURROUNDINGS = [
     {"modulation": modulation, "lepe": lepe, "rope": rope}
@@ -48,9 +51,8 @@ class Seen:
         if hasattr(attention, "operator"):
             attention.operator.register_forward_hook(lambda _, args, output: setattr(self, "mixed", merged(output)))
         for layer in (getattr(attention, name, None) for name in LOCAL_TERMS):
-            if isinstance(layer, nn.Module) and not isinstance(
-                attention, linvit.layers.token_mechanisms.FocusedAttention
-            ):
+            shared = isinstance(attention, FocusedAttention | PolarAttention)  # by all heads, which it sees one by one
+            if isinstance(layer, nn.Module) and not shared:
                 layer.register_forward_hook(lambda _, args, output: setattr(self, "local", rows(output.clone())))
 
 
@@ -113,7 +115,7 @@ def test_probes_of_care_are_what_the_layers_see(pattern, split):
     assert {p.mechanism for p in probes} == {name for name in ("linear", "softmax") if name[0].upper() in pattern}
 
 
-@pytest.mark.parametrize("mechanism", list(MECHANISMS))
+@pytest.mark.parametrize("mechanism", SCORED)
 def test_probes_of_deit_are_what_the_layers_see(mechanism):
     network = swap_attention(timm.create_model("deit_tiny_patch16_224", **SMALL), mechanism)
     for shown in check(network, images(48, 48)):
@@ -127,11 +129,39 @@ def test_probes_of_every_mechanism_follow_learned_axes(mechanism):
     check(swap_attention(network, mechanism, attention=learned), images(48, 48))
 
 
-@pytest.mark.parametrize("mechanism", list(MECHANISMS))
+@pytest.mark.parametrize("mechanism", SCORED)
 def test_probes_of_swin_are_what_the_layers_see(mechanism):
     network = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2, **NARROW)
     probes = check(swap_attention(network, mechanism, "LLSS"), images(64, 64))
     assert [(p.mechanism, p.grid) for p in probes] == [(mechanism, (16, 16)), (mechanism, (8, 8))]
+
+
+@pytest.mark.parametrize("mechanism", ["vittt"])
+def test_a_nonlinear_read_has_outputs_and_no_scores(mechanism):
+    network = randomised(swap_attention(timm.create_model("deit_tiny_patch16_224", **SMALL), mechanism))
+    seen = Seen(network.blocks[1].attn)
+    (shown,) = probe(network, images(48, 48).float(), ["blocks.1.attn"])
+    assert torch.equal(merged(shown.outputs()), seen.last)
+    for refused in (shown.scores, shown.kv_state, lambda: score_rows(shown.operands, torch.tensor([0]))):
+        with pytest.raises(
+            ValueError, match="the attention reads its values nonlinearly, so it has no matrix of scores"
+        ):
+            refused()
+    with pytest.raises(ValueError, match="has no matrix of scores"):
+        network.blocks[1].attn.scores(torch.randn(1, 10, 48), (3, 3))
+    ranks = measure_ranks(network, [images(48, 48).float()])
+    assert {entry.condition["matrix"] for entry in ranks} == {MIXED}
+    with pytest.raises(ValueError, match="choose layers with another mechanism, or analyze ranks"):
+        measure_scores(network, [images(48, 48).float()])
+
+
+def test_attention_of_half_the_size_has_scores_of_half_the_size():
+    body = timm.create_model("deit_tiny_patch16_224", **{**SMALL, "img_size": 80})
+    network = randomised(swap_attention(body, "recnext", attention={"half": True})).double()
+    for shown in probe(network, images(80, 80)):
+        assert (shown.grid, shown.scores().shape[-2:]) == ((3, 3), (10, 10))
+        torch.testing.assert_close(shown.scores() @ shown.operands.value, shown.outputs())
+        assert shown.features[LOCAL].shape[-2] == 26
 
 
 @pytest.mark.parametrize(("name", "attention"), TOKENS)

@@ -15,10 +15,34 @@ def test_values_at_known_points():
         "exp": [math.exp(-1), 1.0, math.exp(2)],
         "identity": [-1.0, 0.0, 2.0],
         "unit": [-1 / math.sqrt(5), 0.0, 2 / math.sqrt(5)],
+        "norm_power": [0.0, 0.0, 1.0],
+        "relu_cubed": [0.0, 0.0, 8.0],
+        "relu_expm1": [0.0, 0.0, math.exp(2) - 1],
         "softmax": [math.exp(n) / (math.exp(-1) + 1 + math.exp(2)) for n in (-1, 0, 2)],
     }
     for name, values in expected.items():
         torch.testing.assert_close(resolve_feature_map(name)(x), torch.tensor(values, dtype=torch.float64))
+
+
+def test_norm_power_is_the_share_of_a_token_to_a_power_of_its_own():
+    x = torch.tensor([[3.0, -1.0, 4.0], [0.03, 0.04, 0.0]], dtype=torch.float64)
+    powers = [3 * (0.5 + math.tanh(norm)) for norm in (5.0, 0.05)]
+    expected = [[0.6 ** powers[0], 0.0, 0.8 ** powers[0]], [0.6 ** powers[1], 0.8 ** powers[1], 0.0]]
+    torch.testing.assert_close(resolve_feature_map("norm_power")(x), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norm_power_of_zeros_and_of_tiny_numbers_has_derivatives(dtype):
+    x = torch.zeros(3, 4, dtype=dtype)
+    x[1] = torch.tensor([0, 1e-30, -1e-30, 2e-30])
+    x[2] = torch.tensor([0, 1e4, -1e4, 1e-4])
+    x.requires_grad_()
+    y = resolve_feature_map("norm_power")(x)
+    y.sum().backward()
+    assert y[0].eq(0).all()
+    assert y.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert x.grad[0].eq(0).all()
 
 
 def test_channels_of_all_heads_have_one_norm():

@@ -36,8 +36,10 @@ def test_deit_with_every_mechanism(mechanism):
     model = timm.create_model(f"deit_tiny_{mechanism}", depth=1, num_classes=3, img_size=64, init_values=0.5)
     fused = compare(randomised(model), images(64, 64))
     followed_by_a_norm = ["blocks.0.norm1", "blocks.0.attn.input_norm"] if mechanism == "mhla" else []
-    last = "fc_norm" if mechanism == "mhla" else "norm"
-    assert weighted_norms(fused) == [*followed_by_a_norm, last]
+    kept = ["blocks.0.attn.ln"] if mechanism == "nala" else []
+    assert weighted_norms(fused) == [*followed_by_a_norm, *kept, "fc_norm" if mechanism == "mhla" else "norm"]
+    assert num_batch_norms(fused) == 0
+    assert not any(isinstance(module, nn.BatchNorm1d) for module in fused.modules())
     assert not any(isinstance(module, LayerScale) for module in fused.modules())
 
 
@@ -46,7 +48,9 @@ def test_swin_with_every_mechanism_and_padded_windows(mechanism):
     model = timm.create_model(f"swin_tiny_{mechanism}", depths=(1, 1, 1, 1), num_classes=3, img_size=64, embed_dim=48)
     fused = compare(randomised(model), images(64, 64, batch=1))
     windowed = [f"layers.{i}.blocks.0.norm1" for i, letter in enumerate(model.pattern) if letter == "S"]
-    assert set(weighted_norms(fused)) == {"patch_embed.norm", "norm", *windowed}
+    own = {f"layers.{i}.blocks.0.attn.ln" for i, letter in enumerate(model.pattern) if letter == "L"}
+    expected = {"patch_embed.norm", "norm", *windowed, *(own if mechanism == "nala" else ())}
+    assert set(weighted_norms(fused)) == expected
 
 
 @pytest.mark.parametrize("modulation", ["linear", "identity", "none"])
@@ -64,7 +68,7 @@ EVA = {
 }
 
 
-@pytest.mark.parametrize("mechanism", [None, "mala", "inline"])
+@pytest.mark.parametrize("mechanism", [None, "mala", "inline", "vittt"])
 @pytest.mark.parametrize(("name", "kwargs"), EVA.values(), ids=EVA)
 def test_eva(name, kwargs, mechanism):
     sizes = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}

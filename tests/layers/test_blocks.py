@@ -12,8 +12,8 @@ from linvit.analysis.cost import count_cost
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import STATE, measure_ranks
 from linvit.layers.operator import in_heads, merged
+from linvit.layers.recent_mechanisms import MHLAAttention
 from linvit.layers.token_attention import TokenAttention
-from linvit.layers.token_mechanisms import MHLAAttention
 from linvit.parallel.layers import check_layers
 
 RECORDS = golden("mechanisms_2026")

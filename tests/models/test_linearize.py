@@ -70,13 +70,21 @@ def test_what_a_mechanism_adds_starts_as_nothing(mechanism):
     attention.operator.register_forward_hook(lambda _, inputs, output: seen.append(output))
     attention.proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     attention(tokens, [4, 6])
-    if mechanism != "linear_angular":  # it normalizes its output
-        assert torch.equal(seen[1], seen[0].transpose(1, 2).flatten(2))
+    started = seen[0].transpose(1, 2).flatten(2)
+    if mechanism == "nala":
+        assert_close(seen[1], torch.nn.functional.layer_norm(started, (32,)))
+    elif mechanism != "linear_angular":  # it normalizes its output
+        assert torch.equal(seen[1], started)
     before = dict(network.blocks[0].named_parameters())
     after = dict(student.blocks[0].named_parameters())
     assert all(torch.equal(after[key], value) for key, value in before.items() if not key.startswith("mlp"))
     assert torch.equal(student.blocks[1].attn.qkv.weight, network.blocks[1].attn.qkv.weight)
     assert torch.equal(student.blocks[0].mlp(tokens), network.blocks[0].mlp(tokens))
+
+
+def test_a_nonlinear_read_is_refused():
+    with pytest.raises(ValueError, match="`mechanism` is 'vittt', expected linear attention: choose another"):
+        linvit.linearize(teacher("ViT"), "vittt")
 
 
 def test_a_learned_rotation_starts_at_none_and_learns():

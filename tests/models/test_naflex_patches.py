@@ -17,7 +17,9 @@ NETWORKS = {
     "no positions": ("naflexvit_base_patch16_gap", {"pos_embed": "none", "reg_tokens": 2}),
     "attention pool": ("naflexvit_base_patch16_siglip", {}),
 }
-MECHANISMS = ["rala", "mala", "linear", "hydra", "mlla", "polaformer"]
+MECHANISMS = ["rala", "mala", "linear", "hydra", "mlla", "polaformer", "polaformer_pp", "nala"]
+OPTIONS = {"polaformer": {"attention": {"positions": False}}}
+NOT_ROTATED = ("hydra", "polaformer", "polaformer_pp", "nala")  # which keep no rotation
 SIZES = ((56, 40), (8, 72), (24, 24), (8, 8))
 
 
@@ -58,7 +60,7 @@ EVERY = [
     (name, mechanism)
     for name in NETWORKS
     for mechanism in MECHANISMS
-    if "rotation" not in name or mechanism not in ("hydra", "polaformer")  # which keep no rotation
+    if "rotation" not in name or mechanism not in NOT_ROTATED
 ]
 SLOW = [(name, mechanism) for name, mechanism in EVERY if name != "registers" and mechanism != "rala"]
 
@@ -67,7 +69,7 @@ SLOW = [(name, mechanism) for name, mechanism in EVERY if name != "registers" an
     ("name", "mechanism"), [pytest.param(*case, marks=pytest.mark.slow if case in SLOW else ()) for case in EVERY]
 )
 def test_a_batch_is_each_image_alone(name, mechanism):
-    model = network(name, mechanism)
+    model = network(name, mechanism, **OPTIONS.get(mechanism, {}))
     given = images()
     with torch.no_grad():
         batch = model(patches(given))
@@ -116,7 +118,11 @@ def test_lower_precision(dtype):
 
 
 @pytest.mark.parametrize(
-    "mechanism", ["focused", "inline", "agent", "linear_angular", "softmax", "enhanced", "efficient"]
+    "mechanism",
+    [
+        *("focused", "inline", "agent", "linear_angular", "softmax", "enhanced", "efficient"),
+        *("polaformer", "recnext", "vittt"),
+    ],
 )
 def test_mechanisms_of_one_grid_refuse_patches(mechanism):
     model = network(mechanism=mechanism)

@@ -33,7 +33,9 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name, kwargs):
     assert swap_attention(copy.deepcopy(model), "mala", "LS")(x).shape == (2, 5)
 
 
-@pytest.mark.parametrize("mechanism", ["linear", "rala", "mala", "inline", "mlla", "focused", "efficient"])
+@pytest.mark.parametrize(
+    "mechanism", ["linear", "rala", "mala", "inline", "mlla", "focused", "efficient", "recnext", "vittt"]
+)
 def test_a_rotation_is_kept_at_every_size(mechanism):
     model = swap_attention(body("vit_small_patch16_dinov3", dynamic_img_size=True, **SMALL), mechanism)
     wide, tall = model(image()), model(image(48, 32))
@@ -43,7 +45,7 @@ def test_a_rotation_is_kept_at_every_size(mechanism):
     assert not torch.allclose(model(image()), wide)
 
 
-@pytest.mark.parametrize("mechanism", ["hydra", "agent", "polaformer"])
+@pytest.mark.parametrize("mechanism", ["hydra", "agent", "polaformer", "polaformer_pp", "nala"])
 def test_a_rotation_that_cannot_be_kept(mechanism):
     model = body("vit_small_patch16_dinov3", **SMALL)
     with pytest.raises(ValueError, match=f"`mechanism` '{mechanism}' cannot keep the rotation of the model"):
@@ -82,7 +84,7 @@ def test_hiera_keeps_the_blocks_that_pool():
         "MaskUnitAttention",
     ]
     assert swapped(x).isfinite().all()
-    for mechanism in ("linear", "mala", "hydra", "polaformer"):
+    for mechanism in ("linear", "mala", "hydra", "polaformer", "polaformer_pp", "nala"):
         assert swap_attention(hiera(), mechanism)(x).isfinite().all()
 
 
@@ -91,6 +93,9 @@ def test_hiera_keeps_the_blocks_that_pool():
     [
         ("inline", None, "`mechanism` 'inline' has local terms, but the tokens of the model are not in the order"),
         ("enhanced", None, "`mechanism` 'enhanced' has local terms"),
+        ("recnext", None, "`mechanism` 'recnext' has local terms"),
+        ("vittt", None, "`mechanism` 'vittt' has local terms"),
+        ("polaformer", {"positions": True}, "`attention` has 'positions', but the tokens of the model are not in the"),
         ("mala", {"lepe": True}, "`attention` has 'lepe', but the tokens of the model are not in the order"),
     ],
 )

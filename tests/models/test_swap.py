@@ -72,7 +72,7 @@ def test_every_body_takes_every_mechanism(name, mechanism):
     assert logits.shape == (2, 5)
     assert logits.isfinite().all()
     assert model.mechanism == mechanism
-    assert set(model.pattern) == {"L" if MECHANISMS[mechanism].axes is not None else "S"}
+    assert set(model.pattern) == {"S" if MECHANISMS[mechanism].softmax else "L"}
 
 
 def test_softmax_attention_in_other_surroundings_is_an_s_in_the_pattern():
@@ -113,6 +113,17 @@ def test_a_pattern_of_softmax_leaves_the_model_as_it_was(name):
     swapped = swap_attention(copy.deepcopy(model), "rala", "S" if name.startswith(("deit", "vit")) else "SSSS")
     assert list(swapped.state_dict()) == list(model.state_dict())
     assert torch.equal(swapped(x), model(x))
+
+
+@pytest.mark.parametrize(("mechanism", "other"), [("rala", "vittt"), ("vittt", "linear")])
+def test_an_inner_step_and_attention_have_layers_of_their_own(mechanism, other):
+    with pytest.raises(ValueError, match=f"`mechanism` is '{other}', which this layer cannot compute: choose its own"):
+        swap_attention(body(DEIT), mechanism, attention={"mechanism": other})
+
+
+def test_an_inner_step_has_no_axes():
+    with pytest.raises(ValueError, match="`mechanism` 'vittt' accepts no weighting: choose a linear one"):
+        swap_attention(body(DEIT), "vittt", attention={"weighting": "query_mean"})
 
 
 def test_pattern_says_which_stages():

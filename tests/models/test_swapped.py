@@ -68,7 +68,11 @@ def test_pattern_and_mechanism(name):
     base = next(base for base in BASES if name.startswith(f"{base}_"))
     mechanism = name.removeprefix(f"{base}_")
     assert model.mechanism == mechanism
-    letters = {"deit_tiny": "L", "swin_tiny": "LLLS" if mechanism in ("inline", "agent") else "LLSS"}.get(base, "LLSS")
+    letters = {
+        "deit_tiny": "L",
+        "deit_small": "L",
+        "swin_tiny": "LLLS" if mechanism in ("inline", "agent") else "LLSS",
+    }.get(base, "LLSS")
     if mechanism in ("softmax", "softmax_unit_query"):
         letters = "S" * len(letters)
     assert "".join(dict.fromkeys(model.pattern)) == "".join(dict.fromkeys(letters))

@@ -66,7 +66,9 @@ NETWORKS = {
     "care": pyramid("care_nano", TALLER, drop_path_rate=0.2),
     "care stacked": pyramid("care_nano", TALLER, pattern="LLLL", split="stacked"),
     "care without strips": pyramid("care_nano", TALLER, pattern="LLLL"),
-    **{f"deit {name}": deit(name) for name in ("linear", "rala", "mala", "mlla", "hydra", "polaformer", "enhanced")},
+    **{f"deit {name}": deit(name) for name in ("linear", "rala", "mala", "mlla", "hydra", "enhanced")},
+    **{f"deit {name}": deit(name) for name in ("nala", "polaformer_pp")},
+    "deit polaformer": deit("polaformer", attention={"positions": False}),
     "deit averaged": deit("rala", global_pool="avg", class_token=False),
     "deit averaged with class token": deit("rala_mala", global_pool="avg"),
     "swin": swin("rala"),
@@ -258,9 +260,13 @@ def refusals(mesh):
         "deit_tiny_agent": "AgentAttention",
         "deit_tiny_inline": "InLineAttention",
         "deit_tiny_linear_angular": "LinearAngular",
+        "deit_tiny_recnext": "RecNeXtAttention",
+        "deit_tiny_vittt": "InnerStepAttention",
         "resnet18": "ResNet",
     }.items():
         refuses(f"{layer}\\)?, which cannot share its tokens", shard, timm.create_model(name), mesh)
+    positions = r"PolarAttention\) with a table of positions.* create it with `positions=False`"
+    refuses(positions, shard, timm.create_model("deit_tiny_polaformer"), mesh)
     refuses("stem.0 .GeluConv., which", shard, linvit.fuse(timm.create_model("mavit_nano").eval()), mesh)
     refuses("AdaptiveMaxPool2d., which cannot", shard, timm.create_model("mavit_nano", global_pool="max"), mesh)
     refuses("the pooling of `network` is ''", shard, timm.create_model("care_nano", global_pool=""), mesh)

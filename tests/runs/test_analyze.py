@@ -99,6 +99,16 @@ def test_the_command_names_the_report_and_what_is_unreadable(run, tmp_path, caps
     assert "torn.png is not a readable image" in said
 
 
+def test_all_that_can_be_analyzed_of_a_nonlinear_read_is_its_rank(tmp_path):
+    run = load_run(model="deit_tiny_vittt", untrained=True)
+    analysis = run.analyze(images=[Image.new("RGB", (224, 224))], output=tmp_path, layers=[1])
+    assert set(analysis.rows) == {"rank"}
+    said = "No scores and no magnitude: the attention reads its values nonlinearly, so it has no matrix of scores"
+    assert said in analysis.page.read_text()
+    with pytest.raises(ValueError, match="choose layers with another mechanism, or analyze ranks"):
+        run.analyze("scores", images=[Image.new("RGB", (224, 224))], output=tmp_path)
+
+
 def test_random_weights_are_the_same_every_time_and_leave_the_generator_alone():
     before = torch.get_rng_state()
     first, second = (load_run(model="mavit_nano", untrained=True).network.state_dict() for _ in range(2))
