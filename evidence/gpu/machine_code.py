@@ -226,6 +226,8 @@ def _cuobjdump(option: str, file: Path) -> str:
 
 if __name__ == "__main__":
     for capability in map(int, sys.argv[1:] or ["90"]):
-        by_name = codes(capability) | depthwise_codes(capability) | product_codes(capability)
+        by_name = codes(capability) | depthwise_codes(capability)
+        if capability >= 80:
+            by_name |= product_codes(capability)
         for name, code in by_name.items():
             print(f"{capability / 10} {name}: [{', '.join(map(str, code))}]", flush=True)

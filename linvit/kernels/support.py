@@ -33,7 +33,7 @@ SHARED = {
     "bidirectional": {
         torch.float32: (17920, 37376, 49408, 98432),
         torch.float16: (9216, 24576, 49152, 147456),
-        torch.bfloat16: (8704, 20480, 32768, 98304),
+        torch.bfloat16: (10752, 20480, 32768, 98304),
     },
     "causal": {
         torch.float32: (49408, 66048, 53376, 99328),

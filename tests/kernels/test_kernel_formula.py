@@ -197,7 +197,7 @@ def test_a_hundred_generated_formulas(formula):
     assert_kernel_as_good_as_torch("triton", device, generated_options(formula), GENERATED)
 
 
-@pytest.mark.parametrize("name", quick(WITHIN_TOKENS, ["linear_angular", "rala_mala"]))
+@pytest.mark.parametrize("name", quick(WITHIN_TOKENS, ["linear_angular", "rala_mala", "focused"]))
 def test_every_mechanism_whose_maps_combine_no_tokens(device, tiled, name):
     tiled(rows=16, processors=2)
     assert_kernel_as_good_as_torch("triton", device, WITHIN_TOKENS[name])

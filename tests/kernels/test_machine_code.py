@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process"),
     pytest.mark.skipif(find_spec("triton.backends.nvidia") is None, reason="this Triton has no compiler for CUDA"),
 ]
-HOPPER, AMPERE, GEFORCE, TURING = 90, 80, 86, 75
+BLACKWELL, HOPPER, AMPERE, GEFORCE, TURING = 120, 90, 80, 86, 75
 BIDIRECTIONAL = {"query_mean", "summarize", "merge", "read", "read_backward", "summarize_backward"}
 CAUSAL = {"chunked", "chunked_query_backward", "chunked_key_backward"}
 
@@ -114,13 +114,19 @@ def test_functions_of_a_user(compiled, example, causal):
 BUDGETS = yaml.safe_load(Path(__file__).with_name("budgets.yaml").read_text())
 
 
-@pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_instructions_are_within_their_budget(backward):
+@pytest.mark.parametrize(
+    ("capability", "backward"),
+    [(HOPPER, False), *(pytest.param(card, True, marks=pytest.mark.slow) for card in (HOPPER, AMPERE, TURING))],
+)
+def test_instructions_are_within_their_budget(capability, backward):
     """Those of the main loop, its barriers, and spilled registers."""
-    budgets = BUDGETS.get(".".join(triton.__version__.split(".")[:2]))
-    if budgets is None:
+    by_capability = BUDGETS.get(".".join(triton.__version__.split(".")[:2]))
+    if by_capability is None:
         pytest.skip(f"budgets.yaml has no budgets for Triton {triton.__version__}")
-    found = codes(HOPPER, backward=backward) | depthwise_codes(HOPPER, backward) | product_codes(HOPPER)
+    budgets = by_capability[str(capability / 10)]
+    found = codes(capability, backward=backward) | depthwise_codes(capability, backward)
+    if capability == HOPPER:
+        found |= product_codes(HOPPER)
     assert set(found) == {name for name in budgets if backward or not ("backward" in name or "local groups" in name)}
     for name, code in found.items():
         most = budgets[name]
@@ -215,7 +221,8 @@ def test_one_stage_for_a_card_without_tensor_cores(compiled, monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "dtype", "width"),
     [(TURING, dtype, width) for dtype in (torch.float32, torch.float16) for width in (16, 32, 64)]
-    + [(GEFORCE, dtype, width) for dtype in DTYPES for width in (64, 128)],
+    + [(GEFORCE, dtype, width) for dtype in DTYPES for width in (64, 128)]
+    + [(card, torch.bfloat16, width) for card in (HOPPER, BLACKWELL) for width in PADDED],
 )
 def test_one_stage_takes_no_more_than_the_table_says(compiled, monkeypatch, capability, dtype, width, causal):
     compile_one_stage(compiled, monkeypatch, capability, dtype, width, causal=causal, masked=True)

@@ -21,12 +21,6 @@ struct QueryMean {
   float count = 0;
 };
 
-std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
-  std::vector<float> out(x.size());
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < columns; ++j) out[j * rows + i] = x[i * columns + j];
-  return out;
-}
 
 // Every query reads all tokens. Heads are shared out among threads, and tokens where there are fewer heads than threads.
 class Bidirectional : Attention {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace {
 
@@ -120,6 +121,13 @@ void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t
 }
 
 int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+
+std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
+  std::vector<float> out(x.size());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) out[j * rows + i] = x[i * columns + j];
+  return out;
+}
 
 // One head of a tensor (tokens, width) in memory, any strides.
 struct Head {
