@@ -4,7 +4,7 @@ from timm.layers import set_fused_attn
 from torch.testing import assert_close
 
 from linvit.layers import Attention2d, Operator, rotary_table
-from linvit.layers.attention import AXES, MODULATIONS, attention_options
+from linvit.layers.attention import MODULATIONS, attention_options
 from linvit.layers.mechanisms import at
 from linvit.ops import rotary_2d
 from linvit.ops.position import rotate
@@ -134,12 +134,14 @@ def test_attention_with_another_modulation_and_without_positions(modulation, rop
 
 
 def test_axes_go_to_linear_stages_alone():
-    given = {"feature_map": "relu", "weighting": "uniform", "normalizer": "divide", "modulation": "none", "lepe": False}
+    axes = {"feature_map": "relu", "weighting": "uniform", "normalizer": "divide"}
+    given = {**axes, "blocks": (2, 2), "modulation": "none", "lepe": False}
     assert attention_options(given, "rala") == given
     assert attention_options(given, "softmax") == {"modulation": "none", "lepe": False}
     assert attention_options(None, "mala") == {}
     layer = Attention2d(CHANNELS, HEADS, "rala", **attention_options(given, "rala"))
-    assert {key: layer.operator.options[key] for key in AXES} == {key: given[key] for key in AXES}
+    assert layer.operator.options == axes
+    assert layer.operator.blocks == (2, 2)
 
 
 @pytest.mark.parametrize("mechanism", ["rala", "softmax"])

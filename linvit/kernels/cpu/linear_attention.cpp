@@ -21,7 +21,6 @@ struct QueryMean {
   float count = 0;
 };
 
-
 // Every query reads all tokens. Heads are shared out among threads, and tokens where there are fewer heads than threads.
 class Bidirectional : Attention {
  public:
