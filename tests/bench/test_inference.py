@@ -75,14 +75,14 @@ def test_bf16_and_fused_pass_their_checks(name):
 
 
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
-    monkeypatch.setattr(networks, "fuse", lambda network: randomised(network, seed=2))
+    monkeypatch.setattr(networks, "fuse", lambda network, **_: randomised(network, seed=2))
     monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"ravlt_nano fused at 32 × 48, batch 1 .* error is \d"):
         measured()
 
 
 def test_a_wrong_peer_keeps_its_row_without_a_speed(monkeypatch):
-    monkeypatch.setattr(networks, "fuse", lambda network: randomised(network, seed=2))
+    monkeypatch.setattr(networks, "fuse", lambda network, **_: randomised(network, seed=2))
     ours, plain, fused = measured(variants=("plain",)).rows
     assert "resnet10t fused at 32 × 48, batch 1 computes a wrong result" in fused.skipped
     assert fused.median_ms is None
