@@ -191,8 +191,27 @@ class ConvModule(nn.Module):
             return self.conv_norm(x)
         if valid is None or not self.training:
             return self.conv_norm(x.flatten(0, 1)).view_as(x)
-        counted: Tensor = self.conv_norm(x[valid])
+        if type(self.conv_norm) is nn.BatchNorm1d:
+            return _masked_batch_norm(self.conv_norm, x, valid)
+        counted: Tensor = self.conv_norm(x[valid])  # which shares its statistics among processes
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
+
+
+def _masked_batch_norm(norm: nn.BatchNorm1d, x: Tensor, valid: Tensor) -> Tensor:
+    """Batch norm in training of the frames that count, zeros elsewhere: sizes do not depend on their number."""
+    counts = valid.unsqueeze(-1)
+    number = valid.sum()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~counts, 0)
+    mean = wide.sum((0, 1)) / number
+    centred = (wide - mean).masked_fill(~counts, 0)
+    variance = centred.square().sum((0, 1)) / number
+    momentum = cast(float, norm.momentum)
+    with torch.no_grad():
+        cast(Tensor, norm.num_batches_tracked).add_(1)
+        cast(Tensor, norm.running_mean).lerp_(mean.to(norm.running_mean), momentum)
+        cast(Tensor, norm.running_var).lerp_((variance * number / (number - 1)).to(norm.running_var), momentum)
+    out = centred * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
+    return out.masked_fill(~counts, 0).to(x.dtype)
 
 
 class ConformerBlock(nn.Module):

@@ -40,6 +40,11 @@ TRAINED = {
     "swapped DeiT": lambda: (linvit.swap_attention(vit(), "mala"), images()),
     "swapped Swin": lambda: (linvit.swap_attention(swin(), "rala"), images(size=56)),
     "linearized DeiT": lambda: (linvit.linearize(vit(), "rala"), images()),
+    **{
+        f"DeiT with {name}": lambda name=name: (linvit.swap_attention(vit(), name), images())
+        for name in ("mhla", "vittt", "nala", "polaformer_pp", "recnext")
+    },
+    "MAViT in blocks": lambda: (nano("mavit_nano", attention={"blocks": (2, 2)}), images()),
     "linearized RAVLT": lambda: (linvit.linearize(nano("ravlt_nano", pattern="LLSS"), "mala"), images()),
     "Conformer": lambda: (by_name.create("conformer_nano", 7, depth=1), frames()),
     "DiT": lambda: (
@@ -50,9 +55,7 @@ TRAINED = {
     ),
     "decoder": lambda: (by_name.create("sequence_nano", 11, depth=1), torch.randint(11, (2, 21))),
 }
-# In training its batch norm takes the frames that count, a number that no graph knows.
-PADDED = {"Conformer, padded": lambda: (*TRAINED["Conformer"](), torch.tensor([33, 20]))}
-BUILT = TRAINED | PADDED
+TRAINED["Conformer, padded"] = lambda: (*TRAINED["Conformer"](), torch.tensor([33, 20]))
 FOLDED = (
     "ravlt_nano",
     "mavit_nano",
@@ -68,7 +71,7 @@ def built(name):
     """A network in float64 whose parameters are not zero, and its inputs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    network, *inputs = BUILT[name]()
+    network, *inputs = TRAINED[name]()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return network.double(), inputs
@@ -95,7 +98,7 @@ def test_training_is_one_graph(name):
         assert_close(parameter.grad, gradients[key], msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("name", quick(BUILT, ["decoder"]))
+@pytest.mark.parametrize("name", quick(TRAINED, ["decoder"]))
 def test_inference_is_one_graph(name):
     network, inputs = built(name)
     network.eval()
