@@ -13,6 +13,7 @@ __all__ = [
     "Run",
     "explore",
     "export",
+    "fast",
     "fuse",
     "linearize",
     "list_mechanisms",
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from linvit import models
     from linvit.bundled import list_recipes
     from linvit.explorer import explore
-    from linvit.fusion import fuse
+    from linvit.fusion import fast, fuse
     from linvit.layers.mechanisms import list_mechanisms
     from linvit.models import linearize, register_mechanism, swap_attention
     from linvit.released import load_released
@@ -46,6 +47,7 @@ ON_DEMAND = {
     "Run": "runs",
     "explore": "explorer",
     "export": "runs",
+    "fast": "fusion",
     "fuse": "fusion",
     "linearize": "models",
     "list_mechanisms": "layers.mechanisms",

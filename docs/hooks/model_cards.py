@@ -60,6 +60,7 @@ def bibtex(name: str) -> str:
 
 
 def _mechanism(name: str) -> str:
+    name = name.removesuffix(models.swap.PADDED)
     return next((name.removeprefix(f"{base}_") for base in models.swap.BASES if name.startswith(f"{base}_")), "")
 
 

@@ -1,19 +1,24 @@
 """Exact folding for inference: the same outputs from fewer passes over memory."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from linvit.arguments import check_network
+from linvit.arguments import check_dense, check_network
 from linvit.errors import SettingError
 from linvit.fusion import care, cuda, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
+from linvit.kernels import cpu
 from linvit.ranges import lookup
 
 EAGER: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
 FORMS: dict[str, Folds] = {"eager": EAGER, "graph": EAGER | graph.FOLDS}
+DIFFERENCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 DEVICES: dict[str, Folds] = {"cpu": {}, "cuda": cuda.FOLDS}
 
 
@@ -29,7 +34,6 @@ def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> n
     Args:
         model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
         form: "eager" for torch; "graph" for files of other runtimes, with maps that are never transposed.
-
         for_device: "cuda" for GPUs, where a linear layer or convolution of RAVLT, MAViT and CARE is one launch with the
             norm before it and the activation and sums after it, if `linvit check-gpu` has found that kernel exact. The
             outputs are the same on every device.
@@ -58,6 +62,53 @@ def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> n
         fused = _folded(deepcopy(model), table, {}).eval().requires_grad_(False)
     setattr(fused, "train", partial(_stay_in_eval_mode, fused))  # noqa: B010 - mypy lets no method be replaced otherwise
     return fused
+
+
+def fast(model: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> Callable[[Tensor], Tensor]:
+    """A function that computes the model's output as fast as this device can, for many inputs of the example's size.
+
+    The model is fused, with maps channels last. On a GPU it is compiled for this size, with all launches of a call as
+    one CUDA graph, which takes minutes the first time; a call with another size compiles again. On a CPU the C++ kernel
+    is built, where there is a compiler, and nothing is compiled by torch.
+
+    Args:
+        model: an image network in eval mode, on the device of the example; it is not changed.
+        example: images (batch, channels, height, width), floating point.
+        dtype: of weights and maps, such as torch.bfloat16 on a GPU; None for the model's.
+
+    Returns:
+        From images to the output of the model, in its own memory and in `dtype`.
+
+    Raises:
+        ValueError: as `fuse`, and if the output for the example differs from the model's by more than DIFFERENCES of
+            its largest value.
+    """
+    check_dense("example", example)
+    is_gpu = example.is_cuda
+    with torch.inference_mode():
+        expected = model(example)
+    fused: Any = fuse(model, for_device="cuda" if is_gpu else "cpu")
+    fused = fused.to(dtype=dtype, memory_format=torch.channels_last)
+    if is_gpu:
+        fused = torch.compile(fused, mode="reduce-overhead", dynamic=False)
+    else:
+        with suppress(ValueError):  # no compiler
+            cpu.build()
+
+    def run(images: Tensor) -> Tensor:
+        images = images.to(dtype=dtype or images.dtype, memory_format=torch.channels_last)
+        with torch.inference_mode():
+            out: Tensor = fused(images)
+            return out.clone() if is_gpu else out  # the next call writes into the memory of a graph
+
+    found = run(example)
+    difference = ((found.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
+    if not difference <= DIFFERENCES[found.dtype]:
+        raise ValueError(
+            f"the output in {found.dtype} differs from that of the model by {difference:.1e} of its largest value, "
+            f"expected at most {DIFFERENCES[found.dtype]:.0e}: use another `dtype`, or the model itself"
+        )
+    return run
 
 
 def _folded(module: nn.Module, table: Folds, done: dict[nn.Module, nn.Module]) -> nn.Module:

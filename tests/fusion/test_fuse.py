@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,28 @@ def test_the_page_runs():
     names = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     assert error(names["fused"](images(32, 32)), names["model"](images(32, 32))) < FLOAT32
+
+
+@cache
+def no_compiler():
+    raise ValueError("there is no C++ compiler")
+
+
+def test_fast_is_the_model_for_many_inputs(monkeypatch):
+    model, x = timm.create_model("ravlt_nano", num_classes=3).eval(), torch.randn(2, 3, 64, 96)
+    monkeypatch.setattr(linvit.fusion.cpu, "build", no_compiler)  # other tests are of torch
+    run = linvit.fast(model, x)
+    other = torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        assert (run(other) - model(other)).abs().max() < 1e-4 * model(other).abs().max()
+    half = linvit.fast(model, x, torch.bfloat16)(other)
+    assert half.dtype == torch.bfloat16
+    assert (half.double() - model(other).double()).abs().max() < 0.1 * model(other).abs().max()
+
+
+def test_fast_refuses_what_is_not_the_models_output(monkeypatch):
+    model, x = timm.create_model("ravlt_nano", num_classes=3).eval(), torch.randn(2, 3, 64, 64)
+    monkeypatch.setattr(linvit.fusion.cpu, "build", no_compiler)
+    monkeypatch.setattr("linvit.fusion._folded", lambda model, *_: torch.nn.Sequential(model, torch.nn.Softmax(1)))
+    with pytest.raises(ValueError, match=r"differs from that of the model by .* expected at most 1e-04"):
+        linvit.fast(model, x)

@@ -160,10 +160,10 @@ def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
     calls = iter(range(10**6))
     forward = Operator.forward
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         if next(calls) % 5 == 4:
             raise InterruptError
-        return forward(*arguments)
+        return forward(*arguments, **options)
 
     monkeypatch.setattr(Operator, "forward", interrupted)
     interruptions, streamed = 0, None
