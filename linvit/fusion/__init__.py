@@ -101,12 +101,12 @@ def fast(model: nn.Module, example: Tensor, dtype: torch.dtype | None = None) ->
             out: Tensor = fused(images)
             return out.clone() if is_gpu else out  # the next call writes into the memory of a graph
 
-    found = run(example)
-    difference = ((found.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
-    if not difference <= DIFFERENCES[found.dtype]:
+    output = run(example)
+    difference = ((output.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
+    if not difference <= DIFFERENCES[output.dtype]:
         raise ValueError(
-            f"the output in {found.dtype} differs from that of the model by {difference:.1e} of its largest value, "
-            f"expected at most {DIFFERENCES[found.dtype]:.0e}: use another `dtype`, or the model itself"
+            f"the output in {output.dtype} differs from that of the model by {difference:.1e} of its largest value, "
+            f"expected at most {DIFFERENCES[output.dtype]:.0e}: use another `dtype`, or the model itself"
         )
     return run
 
