@@ -121,6 +121,9 @@ class Attention {
 
   int64_t batch_of(int64_t head) const { return bounds == nullptr ? head / heads / blocks.count : 0; }
   int64_t token_of(int64_t place) const { return blocks.order == nullptr ? place : blocks.order[place]; }
+  int64_t soon(int64_t place) const {
+    return blocks.order == nullptr ? place + AHEAD : blocks.order[std::min(place + AHEAD, tokens - 1)];
+  }
   Head of(const at::Tensor& x, int64_t head) const { return head_of(x, batch_of(head), head % heads); }
   template <typename Functions>
   Formula<Functions> of(Formula<Functions> formula, int64_t head) const {
@@ -140,13 +143,13 @@ class Attention {
   }
   const float* rotated(const Scratch& tile) const { return rotates ? tile.rotated.data() : tile.features.data(); }
 
-  void read(const Head& x, int64_t token, const Formula<Map>& map, Scratch& tile, int64_t place) {
-    map_token(x, token, map, &tile.features[place * width]);
+  void read(const Head& x, int64_t token, int64_t soon, const Formula<Map>& map, Scratch& tile, int64_t place) {
+    map_token(x, token, soon, map, &tile.features[place * width]);
     turn(tile, place, token, x.width);
   }
 
-  void map_token(const Head& x, int64_t token, const Formula<Map>& map, float* features) {
-    map.functions->forward(token_at(x, token, features, width), features, x.width, map.parameters);
+  void map_token(const Head& x, int64_t token, int64_t soon, const Formula<Map>& map, float* features) {
+    map.functions->forward(token_at(x, token, soon, features, width), features, x.width, map.parameters);
     std::fill(features + x.width, features + width, 0.0f);
   }
 
@@ -176,7 +179,7 @@ class Attention {
       rotate_back(by_rotated, own, rule.table, token, out.width);
     else
       add_scaled(own, 1, by_rotated, width);
-    const float* source = token_at(x, token, tile.source.data(), width);
+    const float* source = token_at(x, token, token, tile.source.data(), width);
     parameters.add_from([&](float* sums) {
       map.functions->backward(source, own, own, out.width, map.parameters, sums);
     });

@@ -159,8 +159,8 @@ class Causal : Attention {
     int64_t place = 0;
     for (int64_t t = 0; t < count; work.kept[++t] = place) {
       if (shown != nullptr && !shown[first + t]) continue;
-      read(keys, first + t, map, work.keys, place);
-      read_token(values, first + t, &work.keys.values[place * value_width], value_width);
+      read(keys, first + t, first + t + AHEAD, map, work.keys, place);
+      read_token(values, first + t, first + t + AHEAD, &work.keys.values[place * value_width], value_width);
       work.keys.places[place++] = t;
     }
     work.kept[0] = 0;
@@ -169,12 +169,12 @@ class Causal : Attention {
   void read_queries(int64_t head, int64_t first, int64_t count, Work& work) {
     const Head source = of(query, head);
     const Formula<Map> map = of(rule.query_map, head);
-    for (int64_t t = 0; t < count; ++t) read(source, first + t, map, work.queries, t);
+    for (int64_t t = 0; t < count; ++t) read(source, first + t, first + t + AHEAD, map, work.queries, t);
   }
 
   void read_gradients(const Head& given, int64_t first, int64_t count, Work& work) {
     for (int64_t t = 0; t < count; ++t)
-      read_token(given, first + t, &work.queries.values[t * value_width], value_width);
+      read_token(given, first + t, first + t + AHEAD, &work.queries.values[t * value_width], value_width);
   }
 
   // Values relative to the origin.

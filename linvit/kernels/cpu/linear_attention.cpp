@@ -104,7 +104,7 @@ class Bidirectional : Attention {
         if (mapped)
           turn(tile, t, token_of(first + t), source.width);
         else
-          read(source, token_of(first + t), map, tile, t);
+          read(source, token_of(first + t), soon(first + t), map, tile, t);
       work(first, count);
     }
   }
@@ -120,8 +120,8 @@ class Bidirectional : Attention {
     for (int64_t place = start(head, part, tokens); place < end; ++place) {
       const int64_t token = token_of(place);
       if (shown != nullptr && !shown[token]) continue;
-      read(keys, token, map, tile, count);
-      read_token(values, token, &tile.values[count * value_width], value_width);
+      read(keys, token, soon(place), map, tile, count);
+      read_token(values, token, soon(place), &tile.values[count * value_width], value_width);
       tile.places[count] = token;
       if (++count == TILE) {
         work(count);
@@ -215,7 +215,7 @@ class Bidirectional : Attention {
       for (int64_t token = start(head, part, queries); token < end; ++token) {
         if (shown != nullptr && !shown[token]) continue;
         float* features = mapped ? mapped_in(head, part) + static_cast<int64_t>(sum.count) * width : tile.features.data();
-        map_token(source, token, map, features);
+        map_token(source, token, token + AHEAD, map, features);
         add_scaled(sum.mean.data(), 1, features, width);
         sum.count += 1;
       }
@@ -258,7 +258,8 @@ class Bidirectional : Attention {
       std::vector<float> of_tile(width * value_width);
       ParameterSum again(rule.normalizer.count);
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
-        for (int64_t t = 0; t < count; ++t) read_token(given, token_of(first + t), &tile.values[t * value_width], value_width);
+        for (int64_t t = 0; t < count; ++t)
+          read_token(given, token_of(first + t), soon(first + t), &tile.values[t * value_width], value_width);
         std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
         multiply(tile.values.data(), value_width, 1, turned.data(), width, tile.product.data(), count, value_width);
         for (int64_t t = 0; t < count; ++t) {

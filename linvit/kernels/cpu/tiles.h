@@ -156,11 +156,12 @@ void fetch_ahead(const void* data, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(data) + byte);
 }
 
-void read_token(const Head& x, int64_t token, float* out, int64_t width) {
+// soon: the token that is fetched because it is read AHEAD tokens later.
+void read_token(const Head& x, int64_t token, int64_t soon, float* out, int64_t width) {
   by_dtype(x, [&](const auto* data) {
     const auto* source = data + token * x.token;
     if (x.channel == 1) {
-      fetch_ahead(source + AHEAD * x.token, x.width * sizeof *data);
+      fetch_ahead(data + soon * x.token, x.width * sizeof *data);
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
     } else {
       for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
@@ -170,13 +171,13 @@ void read_token(const Head& x, int64_t token, float* out, int64_t width) {
 }
 
 // A token as floats with zeros up to whole vectors: where it lies, if it lies so, or read into `room`.
-const float* token_at(const Head& x, int64_t token, float* room, int64_t width) {
+const float* token_at(const Head& x, int64_t token, int64_t soon, float* room, int64_t width) {
   if (x.dtype == at::kFloat && x.channel == 1 && x.width == width) {
-    const float* source = static_cast<const float*>(x.data) + token * x.token;
-    fetch_ahead(source + AHEAD * x.token, width * sizeof *source);
-    return source;
+    const float* data = static_cast<const float*>(x.data);
+    fetch_ahead(data + soon * x.token, width * sizeof *data);
+    return data + token * x.token;
   }
-  read_token(x, token, room, width);
+  read_token(x, token, soon, room, width);
   return room;
 }
 
