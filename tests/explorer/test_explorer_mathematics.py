@@ -13,7 +13,7 @@ from linvit.analysis.scores import evenly, scaled, score_measures
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.formulas.normalizer import NORMALIZERS
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.ops import attention_scores, linear_attention, rotary_2d
+from linvit.ops import attention_scores, initial_mixing, linear_attention, rotary_2d
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no Node.js here to run the page's modules")
 
@@ -100,6 +100,22 @@ def test_the_page_offers_the_names_of_python(node):
     )
     assert names == [list(KNOWN_MAPS), list(NORMALIZERS), ["uniform", "query_mean"]]
     assert set(KNOWN_MAPS) <= set(FEATURE_MAPS)
+
+
+@pytest.mark.parametrize("normalizer", ["divide", "magnitude", "sum"])
+@pytest.mark.parametrize("blocks", [(2, 2), (4, 3), (1, 5)])
+def test_blocks_score_as_in_python(node, blocks, normalizer):
+    grid = (5, 7)
+    query, key, _ = tokens(grid, 8)
+    given = {"weighting": "query_mean", "normalizer": normalizer}
+    rotary = rotary_2d(grid, 8, dtype=torch.float64)
+    where = {"mixing": initial_mixing(blocks), "blocks": blocks, "grid": grid}
+    expected = attention_scores(query, key, rotary=rotary, **given, **where)[0, 0]
+    axes = {**given, "blocks": {"rows": blocks[0], "columns": blocks[1], "grid": grid}}
+    case = {"head": head(query[0, 0], key[0, 0]), "axes": axes, "magnitude": 1, "grid": grid, "rotated": True}
+    returned = node(f"{MATRIX} return matrix(given.case);", case=case)
+    assert_close(torch.tensor(returned["rows"], dtype=torch.float64), expected, **TOLERANCE)
+    assert_close(torch.tensor(returned["columns"], dtype=torch.float64).T, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 3.0])

@@ -41,7 +41,9 @@ const mix = () => ({
   normalizer: byId("mix-normalizer").value,
   weighting: "query_mean",
   strength: Number(byId("mix-strength").value),
+  blocks: blocks(Number(byId("mix-blocks").value)),
 });
+const blocks = (side) => (side ? { rows: side, columns: side, grid: [shown.grid, shown.grid] } : null);
 
 async function start() {
   prepareChoices();
@@ -57,6 +59,7 @@ function prepareChoices() {
   fill(byId("mix-map"), Object.keys(FEATURE_MAPS).map((name) => [name, name]));
   fill(byId("mix-normalizer"), Object.keys(NORMALIZERS).map((name) => [name, name]));
   byId("mix-normalizer").value = "magnitude";
+  fill(byId("mix-blocks"), [[0, "none"], ...[2, 4, 8].map((side) => [side, `${side} × ${side}`])]);
   for (const [name, text] of Object.entries(SAMPLES)) {
     const button = element("button", { type: "button", "data-sample": name }, text);
     button.addEventListener("click", () => guarded(() => openSample(name)));
@@ -72,7 +75,7 @@ function listen() {
   const onChange = (ids, change) => ids.forEach((id) => byId(id).addEventListener("input", () => guarded(change)));
   onChange(["network", "size"], compute);
   onChange(["layer"], changeLayer);
-  onChange(["head", "rotation", "mix-map", "mix-normalizer", "mix-strength"], changeScores);
+  onChange(["head", "rotation", "mix-map", "mix-normalizer", "mix-strength", "mix-blocks"], changeScores);
   onChange(["direction", "scale"], draw);
   onChange(["magnitude"], () => (draw(), measureRanks()));
   onChange(["matrix"], measureRanks);

@@ -7,13 +7,16 @@
  *     num_ij = a Rκ(q_i)·Rκ(k_j)     num_i = Σ_j α_j num_ij     den_i = Σ_j α_j a κ(q_i)·κ(k_j)
  *     A_ij = α_j (gain_i (num_ij - num_i) + level_i)
  *
- * where the normalizer computes gain and level from num_i and den_i.
+ * where the normalizer computes gain and level from num_i and den_i. With blocks, the queries of each have weights of
+ * their own: α_j times how much the block weighs that of j, set to the sum one again.
  *
  * @typedef {{query: ArrayLike<number>, key: ArrayLike<number>, value: ArrayLike<number>, tokens: number, width: number}}
  *     Head  One head of an attention layer; all three are row-major, tokens × width.
  * @typedef {{cos: Float64Array, sin: Float64Array}} Rotary  tokens × (width / 2), row-major.
  * @typedef {{featureMap?: string, weighting?: string, strength?: number, normalizer?: string, rotary?: Rotary | null,
- *     eps?: number}} Options
+ *     blocks?: Blocks | null, eps?: number}} Options
+ * @typedef {{rows: number, columns: number, grid: [number, number]}} Blocks  A grid of tokens cut into rows × columns,
+ *     which weigh each other by the matrix that MHLA starts with.
  * @typedef {{tokens: number, row: (query: number, magnitude?: number) => Float64Array,
  *     column: (key: number, magnitude?: number) => Float64Array}} Scores
  */
@@ -74,18 +77,29 @@ export function scoresOf(head, axes, rotary = null) {
 
 /** @param {Head} head @param {Options} options @returns {Scores} */
 export function linearScores(head, options) {
-  const { normalizer = "divide", eps = 1e-6 } = options;
+  const { normalizer = "divide", eps = 1e-6, blocks = null } = options;
   const { tokens, width } = head;
   const { query, key, rotatedQuery, rotatedKey, weights, mass } = mapped(head, options);
-  const keySum = weightedSum(key, weights, width);
-  const rotatedSum = weightedSum(rotatedKey, weights, width);
+  const blockOf = blocks ? blocksOf(blocks) : new Int32Array(tokens);
+  const seen = (blocks ? initialMixing(blocks) : [[1]]).map((shares) => {
+    const mixed = vector(tokens, (j) => shares[blockOf[j]] * weights[j]);
+    const share = mixed.reduce((sum, x) => sum + x, 0);
+    const of = mixed.map((x) => x / share);
+    return {
+      weights: of,
+      mass: mass * share,
+      keySum: weightedSum(key, of, width),
+      rotatedSum: weightedSum(rotatedKey, of, width),
+    };
+  });
   const normalize = (i, magnitude) => {
+    const { keySum, rotatedSum, mass } = seen[blockOf[i]];
     const num = magnitude * dot(rotatedQuery, i, rotatedSum, 0, width);
     const den = magnitude * dot(query, i, keySum, 0, width);
     return [num, ...NORMALIZERS[normalizer](num, den, mass, width ** -0.5, eps)];
   };
   const entry = (i, j, magnitude, [num, gain, level]) =>
-    weights[j] * (gain * (magnitude * dot(rotatedQuery, i, rotatedKey, j, width) - num) + level);
+    seen[blockOf[i]].weights[j] * (gain * (magnitude * dot(rotatedQuery, i, rotatedKey, j, width) - num) + level);
   return {
     tokens,
     row(i, magnitude = 1) {
@@ -146,6 +160,24 @@ export function stateOf(head, options) {
     }
   }
   return state;
+}
+
+/** The block of each token, as linvit.ops.mixing.blocks_of_grid: sides differ by one token at most. @param {Blocks} _ */
+function blocksOf({ rows, columns, grid: [height, width] }) {
+  const along = (place, length, count) => Math.ceil(((place + 1) * count) / length) - 1;
+  return Int32Array.from(
+    { length: height * width },
+    (_, i) => along(Math.floor(i / width), height, rows) * columns + along(i % width, width, columns),
+  );
+}
+
+/** How much each block weighs the others at first, as linvit.ops.initial_mixing. @param {Blocks} _ */
+export function initialMixing({ rows, columns }) {
+  const places = Array.from({ length: rows * columns }, (_, b) => [Math.floor(b / columns), b % columns]);
+  const farthest = Math.max(Math.hypot(rows - 1, columns - 1), 1);
+  const near = places.map(([y, x]) => places.map(([v, u]) => 1 - Math.hypot(y - v, x - u) / farthest));
+  const sums = places.map((_, b) => near.reduce((sum, row) => sum + row[b], 0));
+  return near.map((row) => row.map((x, b) => x / sums[b]));
 }
 
 /**

@@ -12,7 +12,7 @@ const MOST_ROWS = 256;
 
 onmessage = ({ data: { id, heads, of, mechanisms, rotary, magnitude } }) => {
   for (const [name, axes] of Object.entries(mechanisms)) {
-    if (of === "state" && axes === null) continue; // softmax has no state
+    if (of === "state" && (axes === null || axes.blocks)) continue; // softmax has no state, and blocks have one each
     const matrix = of === "state" ? stateMatrix(heads, axes, rotary) : scoreMatrix(heads, axes, rotary, magnitude);
     postMessage({ id, name, values: singularValues(matrix), rows: matrix.rows, columns: matrix.columns });
   }
