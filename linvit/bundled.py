@@ -48,9 +48,11 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.is_dir():
         raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file in it.")
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    here = {each.with_suffix(""): str(each) for each in path.parent.glob("*.y*ml")}
+    alike = here.get(path.with_suffix(""))
+    offer = f" Did you mean {alike!r}?" if alike else nearest(path, here.values()) or nearest(name, files)
     raise ValueError(
-        f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
-        f"{nearest(name, files)}"
+        f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists.{offer}"
     )
 
 

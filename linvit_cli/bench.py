@@ -220,7 +220,11 @@ KINDS = {
         "linvit bench model ravlt_tiny --variants plain fused --peers convnext_tiny --batch 1 8",
         {
             "names": NETWORKS,
-            "variants": ("VARIANT", "such as fused+bf16; the page Benchmarks of the documentation lists the parts"),
+            "variants": (
+                "VARIANT",
+                "plain, or some joined by +: reference, fused, channels_last, bf16, compiled, autotuned, frozen, cpp,"
+                " triton, onnxruntime, openvino, executorch, int8",
+            ),
             "peers": (
                 "NETWORK",
                 "networks of timm to compare with (default: six, from swin_tiny to mobilenetv4; none: --peers without"

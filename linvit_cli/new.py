@@ -23,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--init", metavar="WEIGHTS", help=text)
     text = "side of the images in pixels (default: as the weights or the images suggest)"
     command.add_argument("--size", type=whole, metavar="PX", help=text)
-    text = "how often to go through the images (default: 20 from weights, 100 from scratch)"
+    text = "how often to go through the images (default: 20 from weights, on a slow machine fewer; 100 from scratch)"
     command.add_argument("--epochs", type=whole, metavar="N", help=text)
 
 

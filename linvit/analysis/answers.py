@@ -15,7 +15,8 @@ from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, style, subpl
 BINS = 15
 SHOWN = 20  # classes at either end
 LONGEST = 24  # characters of a class name
-COLUMNS, WRONG = 6, "#a4001d"  # of a grid of images, and the colour of a wrong prediction
+COLUMNS, ACROSS = 4, 5.0  # of a grid of images, and its inches: the words stay readable on a phone
+WRONG = "#d0342c"  # legible on black and on white
 CONFUSED, WRITTEN = 30, 16  # most classes of a confusion matrix, and most with written numbers
 
 
@@ -133,16 +134,16 @@ def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Fi
 
 def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
     """A row per pair, with its images; `image(index)` returns one in 0..1, (height, width, 3) or (height, width)."""
-    most = max(len(pair.indices) for pair in pairs)
-    figure = Figure(figsize=(2.4 + 0.9 * most, 0.95 * len(pairs)), layout="constrained")
-    grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
+    columns = max(COLUMNS, *(len(pair.indices) for pair in pairs))
+    figure = Figure(figsize=(ACROSS, (0.45 + ACROSS / columns) * len(pairs)), layout="constrained")
+    grid = figure.subplots(len(pairs), columns, squeeze=False)
     for row, pair in zip(grid, pairs, strict=True):
         for axes in row:
             axes.axis("off")
         true, answered = (_short(answers.class_names[place]) for place in (pair.true, pair.answered))
-        words = f"true: {true}\npredicted: {answered}\n{pair.count:,} image{'s' * (pair.count != 1)}"
-        row[0].text(0, 0.5, words, va="center", fontsize=SMALL)
-        for axes, index in zip(row[1:], pair.indices, strict=False):
+        words = f"true: {true}, {pair.count:,} image{'s' * (pair.count != 1)}\npredicted: {answered}"
+        row[0].set_title(words, loc="left", fontsize=SMALL)
+        for axes, index in zip(row, pair.indices, strict=False):
             axes.imshow(image(index), cmap="gray", vmin=0, vmax=1)
     return figure
 
@@ -150,7 +151,7 @@ def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[in
 def predicted_images(answers: Answers, places: Sequence[int], image: Callable[[int], Tensor]) -> Figure:
     """The images at these places with what they are taken for; `image(index)` as in `confused_images`."""
     rows = math.ceil(len(places) / COLUMNS)
-    figure = Figure(figsize=(WIDTH, 1.75 * rows), layout="constrained")
+    figure = Figure(figsize=(ACROSS, 1.5 * rows), layout="constrained")
     grid = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
     for axes in grid:
         axes.axis("off")
@@ -198,7 +199,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = 
     image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(image, label=f"{item} of the true class, %", shrink=0.8)
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
-        tone = "white" if rows[row, column] > 50 else "black"
+        tone = "white" if rows[row, column] > 50 else "#111111"  # not the black of axes, which dark pages change
         axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=tone)
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)

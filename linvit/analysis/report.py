@@ -21,6 +21,10 @@ PAGE = "report.html"
 SORTED = 3  # rows: tables with fewer are not sorted
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 LONG = 30  # characters: longer cells may be broken into lines
+DARK = (  # of figures with pictures, whose own colours stay
+    '<style>@media (prefers-color-scheme: dark) { text { fill: #ddd } path[style*="fill: #ffffff"]'
+    ' { fill: #181a1b !important } [style*="stroke: #000000"] { stroke: #ddd !important } }</style></svg>'
+)
 NUMBER = re.compile(r"–?|(?=.*\d)[-+–±×\d.,:%eE<>\[\] ]*(?:[kMG]|ms|s|px|MiB)?")
 
 
@@ -62,21 +66,24 @@ def figure_image(figure: Figure, description: str) -> str:
 
 
 def svg_image(image: str, description: str) -> str:
-    """An SVG image, given as text, as an embedded image; in dark mode it is dark, unless it contains pixels."""
-    return _image(image.encode(errors="backslashreplace"), "svg+xml", description, drawn="<image" not in image)
+    """An SVG image, given as text, as an embedded image; in dark mode it is dark, but for pictures in it."""
+    kind = "pictured" if "<image" in image else "drawn"
+    if kind == "pictured":
+        image = image.replace("</svg>", DARK)
+    return _image(image.encode(errors="backslashreplace"), "svg+xml", description, kind)
 
 
 def pixel_image(pixels: Tensor, description: str) -> str:
     """uint8 (3, height, width) as an embedded image."""
     buffer = io.BytesIO()
     to_pil_image(pixels).save(buffer, format="JPEG", quality=88, subsampling=0)
-    return _image(buffer.getvalue(), "jpeg", description)
+    return _image(buffer.getvalue(), "jpeg", description, "photo")
 
 
-def _image(content: bytes, kind: str, description: str, drawn: bool = False) -> str:
+def _image(content: bytes, kind: str, description: str, shown: str) -> str:
     data = base64.b64encode(content).decode()
-    words = f'{"class=drawn " * drawn}alt="{html.escape(description)}"'
-    return f'<div class="scrolls"><img {words} src="data:image/{kind};base64,{data}"></div>'
+    words = html.escape(description)
+    return f'<div class="scrolls"><img class={shown} alt="{words}" src="data:image/{kind};base64,{data}"></div>'
 
 
 def paragraph(text: str) -> str:

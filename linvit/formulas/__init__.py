@@ -68,6 +68,17 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     return formula.holding({slot: values[i] for slot, i in places.items()}) if places else formula
 
 
+def holds_parameters(function: Callable[..., Any]) -> bool:
+    """Whether a function other than a module uses parameters: by themselves, in a module, or as a module's method."""
+    if isinstance(function, nn.Module):
+        return False
+    found = [*_parts(function)[1], getattr(function, "__self__", None)]
+    return any(
+        isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
+        for x in found
+    )
+
+
 def _kind(x: Any, values: list[Any]) -> Any:
     """What a formula depends on of a tensor or object that its function finds by name."""
     if isinstance(x, Tensor):

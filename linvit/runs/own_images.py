@@ -4,6 +4,8 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +46,8 @@ ARGUMENTS = {
 }
 SHIPPED = "shipped"
 WORK = 3e9  # multiply-accumulates of the images that time a step
+FORWARD = 1 / 3  # of a step's time: the pass forward
+PATIENCE, FEWEST_EPOCHS = 300, 8  # seconds without a GPU into which the epochs from weights of linvit should fit
 SHOWN_CLASSES = 10
 
 logger = logging.getLogger(__name__)
@@ -53,7 +57,8 @@ logger = logging.getLogger(__name__)
 class NewRecipe:
     """A new recipe: its file, a survey of the images, what was chosen for them, and seconds of an epoch on this CPU.
 
-    init: the weights to start from, None for random ones. seconds: None where a GPU would train.
+    init: the weights to start from, None for random ones. seconds: None where a GPU would train. usual: the
+    epochs on a faster machine.
     """
 
     path: Path
@@ -63,14 +68,16 @@ class NewRecipe:
     epochs: int
     init: str | None
     seconds: float | None
+    usual: int
 
     def describe(self) -> str:
         """Images, size, batch, start and time in one line."""
         counts = self.images.counts
         start = f"from {self.init}" if self.init else "from random weights"
+        epochs = f"{self.epochs} epochs" + (f" ({self.usual} on a faster machine)" if self.usual > self.epochs else "")
         words = (
             f"{len(counts)} classes, {sum(counts.values()):,} images to train on, {self.images.held_out:,} held out;"
-            f" {self.size}×{self.size} px, {self.batch_size} images per batch; {self.epochs} epochs {start}"
+            f" {self.size}×{self.size} px, {self.batch_size} images per batch; {epochs} {start}"
         )
         if self.seconds is None:
             return words
@@ -108,7 +115,8 @@ def new_recipe(
             name of weights that come with linvit, such as mavit_nano.cifar10; "shipped" for those of this model, if it
             has any; None for random weights.
         size: side of the images in pixels, by default as the weights or the images suggest.
-        epochs: by default 20 from weights, 100 without.
+        epochs: by default 20 from weights, 100 without; from those that come with linvit fewer, 8 at the least, if 20
+            would take more than five minutes without a GPU.
     """
     check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init, "size": size, "epochs": epochs})
     path, root = user_path(path), Path(_absolute(data))
@@ -139,27 +147,55 @@ def new_recipe(
     cost = count_cost(network, (3, inputs["size"], inputs["size"]))
     batch_size = _batch_size(cost, count)
     training = FROM_SCRATCH if init is None else FINE_TUNING if weights == init else SHIPPED_TUNING
-    epochs = epochs or int(training["epochs"])
-    text = _text(model, root, init, images, inputs, batch_size, {**training, "epochs": epochs})
+    usual = epochs or int(training["epochs"])
     check_writable(path.parent)
-    write_text(path, text)
-    seconds = None if torch.cuda.is_available() else _epoch(path, cost, count)
-    return NewRecipe(path, images, inputs["size"], batch_size, epochs, None if init is None else str(init), seconds)
+
+    def write(number: int) -> None:
+        write_text(path, _text(model, root, init, images, inputs, batch_size, {**training, "epochs": number}))
+
+    write(usual)
+    seconds = None if torch.cuda.is_available() else _epoch(path, cost, images)
+    if epochs is None and seconds is not None and training is SHIPPED_TUNING:
+        epochs = min(usual, max(FEWEST_EPOCHS, int(PATIENCE / seconds)))
+        write(epochs)
+    init = None if init is None else str(init)
+    return NewRecipe(path, images, inputs["size"], batch_size, epochs or usual, init, seconds, usual)
 
 
-def _epoch(path: Path, cost: Cost, count: int) -> float:
+def _epoch(path: Path, cost: Cost, survey: Survey) -> float:
     """Seconds of an epoch of the recipe on this CPU, from some images that are read and a step with them."""
+    count = sum(survey.counts.values())
     batch = max(2, min(read_recipe(path)["data"]["batch_size"], int(WORK / (3 * (cost.macs + cost.macs_attention)))))
     overrides = {"data.batch_size": min(batch, count), "data.num_workers": 0}
-    task, source = Recipe(read_recipe(path, overrides)).build()
-    start = time.perf_counter()
-    images = next(iter(source.train_dataloader()))
-    reading = time.perf_counter() - start
+    with _silence():  # the survey has said it
+        task, source = Recipe(read_recipe(path, overrides)).build()
+        start = time.perf_counter()
+        images = next(iter(source.train_dataloader()))
+    read = (time.perf_counter() - start) / len(images[1])
     with using_threads(torch.get_num_threads()):
         seconds = measured(partial(task.rehearse, images), torch.get_num_threads())
-    computing = seconds[fastest(seconds)]
-    workers = read_recipe(path)["data"]["num_workers"]
-    return count / len(images[1]) * (max(computing, reading / workers) if workers else computing + reading)
+    learnt = seconds[fastest(seconds)] / len(images[1])
+    computing = learnt * (count + FORWARD * survey.held_out)
+    reading = read * (count + survey.held_out)
+    processes = min(1 + read_recipe(path)["data"]["num_workers"], _free_cores())
+    return max(computing, (computing + reading) / processes)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without warnings."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _free_cores() -> float:
+    """The cores of this machine less those that were busy in the last minute, at least one."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
+    return max(1, (os.cpu_count() or 1) - busy)
 
 
 def _absolute(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from linvit.tasks.task import Task
 
 
 class Classification(Task):
-    """Trains a network on (images, class labels); measures loss, top-1 and top-5.
+    """Trains a network on (images, class labels); measures loss, top-1 and, of more than five classes, top-5.
 
     Args:
         network: Images (batch, channels, height, width) to logits (batch, classes).
@@ -66,11 +66,18 @@ class Classification(Task):
             )
         self.loss = nn.CrossEntropyLoss(label_smoothing=0.0 if self.mix else label_smoothing)  # mixing smooths itself
         self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
+        accuracies = {"top1": 1, "top5": 5}
+        if num_classes <= 5:  # always 100 %
+            del accuracies["top5"]
+            self.measures = {name: measure for name, measure in self.measures.items() if name != "top5"}
+        self.accuracies = tuple(accuracies)
         self.keep(
             lambda: {
                 "loss": MeanMetric(),
-                "top1": MulticlassAccuracy(num_classes, average="micro"),
-                "top5": MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro"),
+                **{
+                    name: MulticlassAccuracy(num_classes, top_k=most, average="micro")
+                    for name, most in accuracies.items()
+                },
             }
         )
 
@@ -100,8 +107,8 @@ class Classification(Task):
             logits = network(images)
             metrics = self.kept(kind)
             metrics["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
-            metrics["top1"].update(logits, targets)
-            metrics["top5"].update(logits, targets)
+            for name in self.accuracies:
+                metrics[name].update(logits, targets)
 
 
 class MultiLabel(Task):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
@@ -139,3 +140,16 @@ def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
     assert "<h1>caf\\udce9</h1>" in page
     assert '<td class="words">a\\udcff.png</td>' in page
     assert "<i>" not in page
+
+
+def test_on_dark_pages_pictures_in_a_figure_keep_their_colours():
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1])
+    assert 'class=drawn alt="a line"' in report.figure_image(figure, "a line")
+    axes.imshow([[0, 1]])
+    page = report.figure_image(figure, "a picture")
+    assert 'class=pictured alt="a picture"' in page
+    content = base64.b64decode(page.partition("base64,")[2].partition('"')[0]).decode()
+    styles = ElementTree.fromstring(content).findall("{http://www.w3.org/2000/svg}style")
+    assert "prefers-color-scheme: dark" in str(styles[-1].text)

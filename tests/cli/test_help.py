@@ -2,12 +2,15 @@
 
 import argparse
 import inspect
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from linvit.bench.networks import PARTS, PLAIN
 from linvit_cli import _parser, main, parse
 from linvit_cli.commands import COMMANDS
 
@@ -148,6 +151,21 @@ def test_what_does_not_fit_is_one_sentence_with_the_nearest(arguments, sentence,
     assert len(said.err.splitlines()) == 1
     assert len(said.err) < 600
     assert "\x1b" not in said.err
+
+
+@pytest.mark.parametrize("given", ["my.yml", "my", "ym.yaml"])
+def test_a_recipe_of_another_ending_is_offered(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").touch()
+    assert main(["train", given]) == 2
+    assert "Did you mean 'my.yaml'?" in capsys.readouterr().err
+
+
+def test_the_help_names_every_part_of_a_variant(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "model", "--help"])
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert {PLAIN, *PARTS} <= words
 
 
 def test_options_may_stand_before_and_after():

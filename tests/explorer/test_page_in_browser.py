@@ -1,5 +1,6 @@
 """The built page in headless Chromium: networks, scores, keyboard, pointer, files, and what leaves the machine."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -317,3 +318,19 @@ def test_a_missing_network_is_one_message(browser, folder, tmp_path):
         browser.open(explorer.address)
         browser.wait("!document.querySelector('#problem').hidden")
         assert browser.text("#problem") == "networks/mavit_nano.cifar10.onnx could not be loaded (status 404)."
+
+
+def test_the_share_of_a_network_that_has_come_is_said(page):
+    page.script("""
+        const place = document.getElementById("place");
+        window.said = [];
+        new MutationObserver(() => window.said.push(place.textContent)).observe(place, {childList: true});
+    """)
+    page.script(CHOOSE, "network", "1")
+    page.wait(READY)
+    *loading, last = page.script("return window.said")
+    shares = [re.fullmatch(r"Loading the network: ([\d.]+) of ([\d.]+) MB …", words) for words in loading]
+    assert shares
+    assert all(shares)
+    assert shares[-1][1] == shares[-1][2]
+    assert last.startswith("Patch at row")

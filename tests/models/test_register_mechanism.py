@@ -3,6 +3,7 @@
 import json
 import re
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,33 @@ def test_every_layer_learns_the_parameters_of_a_module(mine):
     assert (copied(image) - changed).abs().max() > 1e-4
     copied.load_state_dict(network.state_dict())
     torch.testing.assert_close(copied(image), changed)
+
+
+def plain_functions():
+    exponent, power = nn.Parameter(torch.ones(())), Power()
+    return {
+        "closure": lambda x: squared(x) ** exponent,
+        "partial": partial(torch.pow, exponent=exponent),
+        "module in a closure": lambda x: power(x),
+        "method": power.forward,
+    }
+
+
+@pytest.mark.parametrize("name", plain_functions())
+def test_a_plain_function_around_a_parameter_warns(name, mine):
+    function = plain_functions()[name]
+    with pytest.warns(UserWarning, match=r"`feature_map` is the function .* Make the function an nn.Module") as caught:
+        linvit.swap_attention(small(), "linear", attention={"feature_map": ("relu", function)})
+    assert len({str(each.message) for each in caught}) == 1, "Python shows equal warnings once"
+    with pytest.warns(UserWarning, match="belongs to no network"):
+        linvit.register_mechanism(mine, feature_map=function)
+
+
+def test_functions_without_parameters_and_modules_do_not_warn(recwarn):
+    constant = torch.ones(())
+    for function in (squared, Power(), lambda x: squared(x) * constant, partial(torch.clamp, min=0)):
+        linvit.swap_attention(small(), "linear", attention={"feature_map": function})
+    assert not [each for each in recwarn if "nn.Parameter" in str(each.message)]
 
 
 @pytest.mark.parametrize("axis", ["feature_map", "normalizer", "weighting"])

@@ -67,6 +67,25 @@ def test_weights_that_come_with_linvit_are_fine_tuned_by_name(photos, tmp_path):
         new_recipe(tmp_path / "other.yaml", "mavit_tiny", photos, init="mavit_tiny.cifar10")
 
 
+@pytest.mark.parametrize(("step", "epochs"), [(0.1, 20), (4.1, 16), (60.0, 8)])
+def test_on_a_slow_machine_the_epochs_from_weights_of_linvit_fit_five_minutes(
+    step, epochs, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(own_images, "measured", lambda rehearse, most: {1: step})  # of four images; an epoch has 17⅓
+    written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
+    assert (written.epochs, read_recipe(written.path)["trainer"]["max_epochs"]) == (epochs, epochs)
+    assert (f"; {epochs} epochs (20 on a faster machine) from" in written.describe()) == (epochs < 20)
+    for name, init in {"asked": "shipped", "scratch": None}.items():
+        asked = new_recipe(tmp_path / f"{name}.yaml", "ravlt_nano", photos, init, epochs=30)
+        assert (asked.epochs, read_recipe(asked.path)["trainer"]["max_epochs"]) == (30, 30)
+
+
+def test_files_that_are_not_read_are_said_once(photos, tmp_path, caplog):
+    (photos / "ant" / "film.mov").touch()
+    new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
+    assert caplog.text.count("Not read as images") == 1
+
+
 def test_a_size_that_is_given_is_kept_and_weights_for_other_classes_lose_their_classifier(tmp_path, capsys):
     ten = write_classes(tmp_path / "ten", {f"class{number}": 4 for number in range(10)})
     written = new_recipe(tmp_path / "mine.yaml", "care_nano", ten, size=64)
@@ -141,3 +160,10 @@ def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path, monkeypat
         with pytest.raises(ValueError, match=r"mine.yaml exists already"):
             new_recipe(path, "ravlt_nano", photos)
     assert (tmp_path / "mine.yaml").read_text() == "precious"
+
+
+@pytest.mark.parametrize(("load", "free"), [(0.0, 4), (1.5, 2.5), (9.0, 1)])
+def test_busy_cores_are_not_counted_on(load, free, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0), raising=False)
+    assert own_images._free_cores() == free

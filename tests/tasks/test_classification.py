@@ -24,6 +24,15 @@ def test_network_takes_its_head_and_stem_from_the_data():
     assert task(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
 
 
+@pytest.mark.parametrize(("classes", "names"), [(5, ["loss", "top1"]), (6, ["loss", "top1", "top5"])])
+def test_top_5_is_measured_where_it_can_miss(classes, names):
+    task = classification(NANO, classes).eval()
+    with torch.no_grad():
+        task.validation_step((torch.randn(4, 3, 32, 32), torch.arange(4)), 0)
+    assert list(task.measured("raw")) == names
+    assert list(task.measures) == [*names, "images"]
+
+
 def test_networks_are_raw_and_ema():
     assert list(classification(NANO, 10).networks()) == ["raw"]
     task = classification(NANO, 10, ema_decay=0.9)

@@ -6,7 +6,7 @@ import { byId, element, fill, fillTable } from "./elements.js";
 import { background, fromAddress, fromFile, pixelsOf, scaled } from "./image.js";
 import { drawMagnitude } from "./magnitude.js";
 import { drawImage, drawMap } from "./maps.js";
-import { networks, probabilities, run } from "./network.js";
+import { networks, onDownload, probabilities, run } from "./network.js";
 import { Ranks } from "./ranks.js";
 import { prepareTiming } from "./speed.js";
 
@@ -48,6 +48,7 @@ const blocks = (side) => (side ? { rows: side, columns: side, grid: [shown.grid,
 async function start() {
   prepareChoices();
   listen();
+  onDownload((share) => (byId("place").textContent = `Loading the network: ${share} …`));
   shown.all = await networks();
   fill(byId("network"), shown.all.map(({ label }, i) => [i, label]));
   await openSample("ship");
@@ -106,6 +107,7 @@ async function openImage(square) {
   shown.square = square;
   shown.image = scaled(square, MAP_PIXELS).canvas;
   shown.grey = background(square, MAP_PIXELS);
+  byId("image").getContext("2d").drawImage(shown.image, 0, 0); // while the network loads
   await compute();
 }
 

@@ -8,16 +8,23 @@
 
 import * as ort from "./runtime/ort.wasm.bundle.min.mjs";
 
-ort.env.wasm.wasmPaths = { wasm: new URL("./runtime/ort-wasm-simd-threaded.wasm", import.meta.url).href };
 ort.env.wasm.numThreads = 1; // more would need headers that simple servers do not send
 ort.env.logLevel = "error";
 
 const FOLDER = new URL("./networks/", import.meta.url);
+const RUNTIME = new URL("./runtime/ort-wasm-simd-threaded.wasm", import.meta.url);
+const MEGABYTE = 1e6;
 const sessions = new Map();
+const coming = { bytes: 0, of: 0, tell: (/** @type {string} */ _) => {} };
+
+/** Calls this with words such as "9.4 of 16.0 MB" while the runtime and the networks are downloaded. */
+export function onDownload(tell) {
+  coming.tell = tell;
+}
 
 /** @returns {Promise<Network[]>} */
 export async function networks() {
-  return (await fetched("networks.json")).json();
+  return (await fetched(new URL("networks.json", FOLDER))).json();
 }
 
 /**
@@ -58,16 +65,37 @@ function headsOf({ data, dims: [, , heads, tokens, width] }) {
 
 function opened(network) {
   if (!sessions.has(network.file)) {
-    const loading = fetched(network.file)
-      .then((response) => response.arrayBuffer())
-      .then((file) => ort.InferenceSession.create(new Uint8Array(file), { executionProviders: ["wasm"] }));
-    sessions.set(network.file, loading);
+    sessions.set(network.file, session(network.file));
   }
   return sessions.get(network.file);
 }
 
-async function fetched(name) {
-  const response = await fetch(new URL(name, FOLDER));
-  if (!response.ok) throw new Error(`networks/${name} could not be loaded (status ${response.status}).`);
+async function session(name) {
+  const needed = [downloaded(new URL(name, FOLDER))];
+  if (!ort.env.wasm.wasmBinary) needed.push(downloaded(RUNTIME));
+  const [file, runtime] = await Promise.all(needed);
+  if (runtime) ort.env.wasm.wasmBinary = runtime;
+  return ort.InferenceSession.create(file, { executionProviders: ["wasm"] });
+}
+
+async function downloaded(address) {
+  const response = await fetched(address);
+  const length = response.headers.get("Content-Length");
+  coming.of += length && !response.headers.has("Content-Encoding") ? Number(length) : NaN; // compressed ones are shorter
+  const reader = response.body.getReader();
+  const parts = [];
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    parts.push(part.value);
+    coming.bytes += part.value.length;
+    const total = coming.of ? ` of ${(coming.of / MEGABYTE).toFixed(1)}` : "";
+    coming.tell(`${(coming.bytes / MEGABYTE).toFixed(1)}${total} MB`);
+  }
+  return new Uint8Array(await new Blob(parts).arrayBuffer());
+}
+
+async function fetched(address) {
+  const response = await fetch(address);
+  const name = address.pathname.split("/").slice(-2).join("/");
+  if (!response.ok) throw new Error(`${name} could not be loaded (status ${response.status}).`);
   return response;
 }
