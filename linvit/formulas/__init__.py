@@ -4,6 +4,7 @@ A function is traced once; its numbers become constants, and its tensors are rea
 same code is traced again, up to a limit, if it has other numbers or objects; not for other tensors of the same kind.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,15 +69,21 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     return formula.holding({slot: values[i] for slot, i in places.items()}) if places else formula
 
 
-def holds_parameters(function: Callable[..., Any]) -> bool:
-    """Whether a function other than a module uses parameters: by themselves, in a module, or as a module's method."""
-    if isinstance(function, nn.Module):
-        return False
-    found = [*_parts(function)[1], getattr(function, "__self__", None)]
-    return any(
+def warn_of_lost_parameters(name: str, value: object) -> None:
+    """Warns of a function that uses parameters: by themselves, in a module, or as a module's method.
+
+    name: of the option whose value it is. No network knows such parameters.
+    """
+    found = [*_parts(value)[1], getattr(value, "__self__", None)] if callable(value) else []
+    if any(
         isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
         for x in found
-    )
+    ):
+        warnings.warn(
+            f"`{name}` is the function {getattr(value, '__name__', type(value).__name__)}, whose nn.Parameter belongs to"
+            " no network: optimizers and state_dict() miss it. Make the function an nn.Module.",
+            stacklevel=2,
+        )
 
 
 def _kind(x: Any, values: list[Any]) -> Any:

@@ -1,6 +1,5 @@
 """The attention operator of a layer: the chosen mechanism, with learned axes if they are asked for, and its cache."""
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.errors import SettingError, refuse
-from linvit.formulas import holds_parameters
+from linvit.formulas import warn_of_lost_parameters
 from linvit.formulas.feature_map import FeatureMap, query_and_key_map
 from linvit.formulas.normalizer import Normalizer, resolve_normalizer
 from linvit.layers.cache import AttentionCache, KeyValues
@@ -133,14 +132,8 @@ class Operator(nn.Module):
         def copy_module(axis: str, value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(copy_module(axis, each) for each in value)
-            if callable(value) and holds_parameters(value):
-                name = getattr(value, "__name__", type(value).__name__)
-                warnings.warn(
-                    f"`{axis}` is the function {name}, whose nn.Parameter belongs to no network: optimizers and"
-                    " state_dict() miss it. Make the function an nn.Module.",
-                    stacklevel=2,
-                )
             if not isinstance(value, nn.Module):
+                warn_of_lost_parameters(axis, value)
                 return value
             return copies.setdefault(value, deepcopy(value).to(**dd))
 
