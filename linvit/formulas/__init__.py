@@ -80,8 +80,8 @@ def warn_of_lost_parameters(name: str, value: object) -> None:
         for x in found
     ):
         warnings.warn(
-            f"`{name}` is the function {getattr(value, '__name__', type(value).__name__)}, whose nn.Parameter belongs to"
-            " no network: optimizers and state_dict() miss it. Make the function an nn.Module.",
+            f"`{name}` is the function {getattr(value, '__name__', type(value).__name__)}, whose nn.Parameter belongs "
+            "to no network: optimizers and state_dict() miss it. Make the function an nn.Module.",
             stacklevel=2,
         )
 
