@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
-from linvit.layers.attention import AXES, Attention2d
+from linvit.layers.attention import AXES
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio, Scale, TensorOptions, multiple_of_heads
 from linvit.layers.convolutions import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
@@ -94,6 +94,8 @@ class Pyramid(Backbone):
     """
 
     linear: str
+    sizes: ClassVar[Mapping[str, dict[str, Any]]] = SIZES
+    block_class: ClassVar[type[AttentionBlock]] = AttentionBlock
     final_widths: ClassVar[Mapping[str, int]] = {}  # other than the default, by size
 
     def __init__(
@@ -118,7 +120,7 @@ class Pyramid(Backbone):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd: TensorOptions = {"device": device, "dtype": dtype}
         mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
-        check(Attention2d, attention or {})
+        check(self.block_class.attention_class, attention or {})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise SettingError(
@@ -138,7 +140,7 @@ class Pyramid(Backbone):
                 "layer_scale": layer_scale[i],
                 **dd,
             }
-            blocks = [AttentionBlock(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
+            blocks = [self.block_class(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
             self.stages.append(PyramidStage(downsample, blocks, head_widths[i], rope))
         final = {"conv": PointwiseConv(widths[-1], final_width, **dd), "norm": nn.BatchNorm2d(final_width, **dd)}
         self.final_conv = nn.Sequential(OrderedDict(final, act=nn.SiLU()))
@@ -236,7 +238,8 @@ Network = TypeVar("Network", bound=Pyramid)
 def create_pyramid(network: type[Network], variant: str, pretrained: bool, **kwargs: Any) -> Network:
     """A registered variant of a family; kwargs override the arguments of its size."""
     size = variant.split("_")[1]
-    arguments = SIZES[size] | ({"final_width": network.final_widths[size]} if size in network.final_widths else {})
+    final = {"final_width": network.final_widths[size]} if size in network.final_widths else {}
+    arguments = network.sizes[size] | final
     if variant.endswith("_linear"):
         arguments["pattern"] = "LLLL"
     return cast(Network, create(network, variant, pretrained, **{**arguments, **kwargs}))

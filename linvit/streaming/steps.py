@@ -147,7 +147,7 @@ def _halves(name: str, before: str, stage: Stage, block: nn.Module) -> Iterator[
     attended = f"{name}.attn"
     first = nn.ModuleList(layer for layer in (block.cpe, block.norm1, block.attn) if layer is not None)
     yield Step(attended, (before,), first, partial(_attended, stage, block))
-    second = nn.ModuleList([block.norm2, block.ffn])
+    second = nn.ModuleList(layer for name, layer in block.named_children() if name in ("cpe2", "norm2", "ffn"))
     yield Step(name, (attended,), second, lambda maps: block.with_feed_forward(*maps))
 
 
