@@ -97,6 +97,9 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
     for name, module in network.named_modules():
         if isinstance(module, Operator):
             refuse(
+                module.nonlinear
+                and f"The attention {name} reads its values nonlinearly, which cannot be computed strip by strip:"
+                " choose a RAVLT, MAViT or CARE.",
                 module.options is None
                 and f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
                 " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`.",

@@ -201,7 +201,9 @@ def test_axes_are_passed_on():
 
 
 def test_unknown_modulation_and_head_width():
-    with pytest.raises(ValueError, match="`modulation` is 'sigmoid', expected one of linear, tanh, silu, identity, none"):
+    with pytest.raises(
+        ValueError, match="`modulation` is 'sigmoid', expected one of linear, tanh, silu, identity, none"
+    ):
         made("rala", modulation="sigmoid")
     with pytest.raises(ValueError, match="head width is 6, expected a multiple of 4 for RoPE"):
         GatedAttention(12, 2, "rala", MADE_FOR)
