@@ -104,7 +104,7 @@ class ConvDownsample(nn.Module):
 
 
 class InvertedDownsample(nn.Sequential):
-    """Halve the sides, rounded up: 1×1 to 4 × width, ReLU, 3×3 depthwise with stride 2, ReLU, 1×1, batch norm (H-ViT³)."""
+    """Halve the sides, rounded up: 1×1 to 4 × width, ReLU, 3×3 depthwise with stride 2, ReLU, 1×1, norm (H-ViT³)."""
 
     def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
         hidden = 4 * width

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions
+from linvit.models.family import unwrapped
 from linvit.ranges import Checked, check
 
 POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
@@ -170,8 +171,8 @@ class Backbone(Checked, nn.Module):
         self.num_classes = num_classes
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint of the authors with our key names; one with our names is returned unchanged."""
-        raise NotImplementedError
+        """The weights of a checkpoint with our key names; families with released weights translate theirs."""
+        return unwrapped(state_dict)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """The unpooled map to logits."""

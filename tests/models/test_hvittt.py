@@ -7,6 +7,7 @@ import timm
 import torch
 from fused_networks import error, randomised
 from golden_networks import FOLDER, filled, released_input
+from tiers import quick
 from torch.testing import assert_close
 
 import linvit
@@ -32,7 +33,7 @@ def test_every_size_is_registered():
     assert set(timm.list_models("hvittt_*")) == set(RELEASED)
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", quick(RELEASED, ["hvittt_tiny"]))
 def test_sizes_are_those_measured_on_the_authors_networks(name):
     model = timm.create_model(name, device="meta")
     cost = count_cost(model, (3, 224, 224))
@@ -114,8 +115,18 @@ def test_what_needs_linear_attention_refuses_it():
         linvit.linearize(model, "mala")
 
 
+def test_weights_with_our_names_are_read():
+    model, other = small(), small()
+    with torch.no_grad():
+        other.head.fc.bias.zero_()
+    linvit.load_released(other, {"model": {f"module.{key}": value for key, value in model.state_dict().items()}})
+    assert torch.equal(other(image()), model(image()))
+    with pytest.raises(ValueError, match="does not fit this HViTTT"):
+        linvit.load_released(other, {"patch_embed.conv.0.conv.weight": torch.zeros(1)})
+
+
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="`heads`|multiple of"):
+    with pytest.raises(ValueError, match="`width` is 16 and `heads` 3, expected a multiple"):
         timm.create_model("hvittt_tiny", **{**SMALL, "heads": (3, 4, 2, 3)})
     with pytest.raises(ValueError, match="`depths` is"):
         timm.create_model("hvittt_tiny", **{**SMALL, "depths": (1, 2)})
