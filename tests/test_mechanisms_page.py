@@ -16,7 +16,8 @@ from linvit.models.swap import NAMES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "understand" / "mechanisms.md").read_text()
 AXES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Sizes")[0], re.MULTILINE))
-SIZES = dict(re.findall(r"^\| `((?:deit|swin)_\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
+SIZES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Sizes")[2], re.MULTILINE))
+OWN = [name for family in ("vit_ttt", "hvittt", "nalaformer") for name in timm.list_models(f"{family}_*")]
 # One attention at width 64, 4 heads of 16, on a 6 × 8 grid with a class token, 49 agents and 12 blocks.
 N, C, H, D, AGENTS = 49, 64, 4, 16, 49
 
@@ -34,7 +35,7 @@ def value_of(formula, tokens):
 
 def test_all_mechanisms_are_listed():
     assert set(AXES) == set(MECHANISMS)
-    assert set(SIZES) == set(NAMES)
+    assert set(SIZES) == {*NAMES, *OWN}
 
 
 @pytest.mark.parametrize("mechanism", LINEAR_AXES)
@@ -73,7 +74,9 @@ class Alone(torch.nn.Module):
         return self.attention(x[:, 0])
 
 
-@pytest.mark.parametrize("name", quick(NAMES, [n for n in NAMES if "deit" in n or n.endswith(("_inline", "_agent"))]))
+@pytest.mark.parametrize(
+    "name", quick([*NAMES, *OWN], [*OWN, *(n for n in NAMES if "deit" in n or n.endswith(("_inline", "_agent")))])
+)
 def test_sizes_are_computed(name):
     pattern, parameters, _, _, *published, source = cells(SIZES[name])
     model = timm.create_model(name, device="meta")
@@ -85,7 +88,7 @@ def test_sizes_are_computed(name):
     assert source == (row.source if row else "–")
 
 
-@pytest.mark.parametrize("name", quick(NAMES, ["swin_tiny_mala"]))
+@pytest.mark.parametrize("name", quick([*NAMES, *OWN], ["swin_tiny_mala", "nalaformer_xtiny", "hvittt_tiny"]))
 def test_macs_are_computed(name):
     _, _, macs, attention, *_ = cells(SIZES[name])
     cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))

@@ -15,11 +15,13 @@ from linvit.ops.backend import depthwise_kernels_for
 from linvit.ranges import Count, check_keys, lookup
 
 AXES = ("feature_map", "weighting", "normalizer", "blocks", "block_sides")
+Operands = tuple[Tensor, Tensor, Tensor, Rotary | None]
 AROUND = ("modulation", "lepe", "rope")
 # φ(x) by name: whether it is applied to a projection of x or to x itself, and the function; None for no φ(x)
 MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
     "linear": (True, nn.Identity),
     "tanh": (True, nn.Tanh),
+    "silu": (True, nn.SiLU),
     "identity": (False, nn.Identity),
     "none": (False, None),
 }
@@ -55,8 +57,8 @@ class Attention2d(AttentionLayer):
 
     Args:
         width, heads, mechanism: as in AttentionLayer.
-        modulation: φ: "linear", a projection of x, as released; "tanh" of that projection; "identity", x itself;
-            "none", no gate.
+        modulation: φ: "linear", a projection of x, as released; "tanh" or "silu" of that projection; "identity", x
+            itself; "none", no gate.
         lepe: add a 5×5 depthwise convolution of the values (LePE).
         rope: rotate queries and keys by their position.
         blocks, block_sides: see Operator.
@@ -78,8 +80,8 @@ class Attention2d(AttentionLayer):
         **axes: Any,
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        cut: dict[str, Any] = {"blocks": blocks, "block_sides": block_sides}
-        super().__init__(width, heads, mechanism, place="maps", **cut, **axes, **dd)
+        options: dict[str, Any] = {"place": "maps", "blocks": blocks, "block_sides": block_sides, **axes}
+        super().__init__(width, heads, mechanism, **options, **dd)
         if rope:
             check_turns(width // heads, axes=2)
         self.rope = rope
@@ -98,10 +100,15 @@ class Attention2d(AttentionLayer):
         grid = (x.shape[-2], x.shape[-1])
         projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
         query, key, value = (tokens_of_map(y, self.heads) for y in projections[:3])
-        y = self.operator.as_map(self.operator(query, key, value, rotary if self.rope else None, grid=grid), grid)
+        y = self.operator(*self.operands(query, key, value, rotary if self.rope else None), grid=grid)
+        y = self.operator.as_map(y, grid)
         values, gate = value.mT.flatten(1, 2).unflatten(-1, grid), projections[3] if self.projected else x
         out = self.at_once(y, values, gate)
         return self.gated(self.with_local(y, values), gate) if out is None else out
+
+    def operands(self, query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None) -> Operands:
+        """What the operator reads: query, key and value, (batch, heads, tokens, width), and the rotation."""
+        return query, key, value, rotary
 
     def at_once(self, y: Tensor, value: Tensor, gate: Tensor) -> Tensor | None:
         """`gated` of `with_local` in one launch; None where plain torch computes it, or something records the steps."""

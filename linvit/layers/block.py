@@ -52,6 +52,8 @@ class AttentionBlock(nn.Module):
         drop_path: rate of stochastic depth.
     """
 
+    attention_class: type[Attention2d] = Attention2d
+
     def __init__(
         self,
         width: int,
@@ -68,7 +70,7 @@ class AttentionBlock(nn.Module):
         self.layer_scale = layer_scale
         self.cpe = DepthwiseConv(width, (3, 3), **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
-        self.attn = Attention2d(width, heads, mechanism, **attention_options(attention, mechanism), **dd)
+        self.attn = self.attention_class(width, heads, mechanism, **attention_options(attention, mechanism), **dd)
         self.norm2 = LayerNorm2d(width, eps=1e-6, **dd)
         self.ffn = ConvFeedForward(width, ffn_ratio, **dd)
         self.gamma_1 = nn.Parameter(torch.empty(1, width, 1, 1, **dd))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions, check_filled, check_floats
-from linvit.layers.convolutions import runs_on_onednn
+from linvit.layers.convolutions import PointwiseConv, runs_on_onednn
 
 MIN_SIDE = 32
 
@@ -71,6 +71,19 @@ class ConvStem(Stem):
         super().__init__(in_chans, *layers[:-1])
 
 
+class ReluStem(Stem):
+    """3×3 convolutions with batch norm and ReLU, total stride 4, the last to 4 × width, and a 1×1 to width (H-ViT³)."""
+
+    def __init__(self, in_chans: int, width: int, **dd: Unpack[TensorOptions]) -> None:
+        layers: list[nn.Module] = []
+        previous = in_chans
+        for out, side, stride in ((width // 2, 3, 2), *2 * ((width // 2, 3, 1),), (4 * width, 3, 2), (width, 1, 1)):
+            layers.append(nn.Conv2d(previous, out, side, stride, side // 2, bias=False, **dd))
+            layers += [nn.BatchNorm2d(out, **dd), nn.ReLU()]
+            previous = out
+        super().__init__(in_chans, *layers[:-1])
+
+
 class PatchStem(Stem):
     """A 4×4 convolution with stride 4 and batch norm (CARE); up to 3 px at the right and bottom edge are not read."""
 
@@ -88,6 +101,16 @@ class ConvDownsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
+
+
+class InvertedDownsample(nn.Sequential):
+    """Halve the sides, rounded up: 1×1 to 4 × width, ReLU, 3×3 depthwise with stride 2, ReLU, 1×1, norm (H-ViT³)."""
+
+    def __init__(self, in_width: int, width: int, **dd: Unpack[TensorOptions]) -> None:
+        hidden = 4 * width
+        depthwise = nn.Conv2d(hidden, hidden, 3, 2, 1, groups=hidden, **dd)
+        last = PointwiseConv(hidden, width, **dd), nn.BatchNorm2d(width, **dd)
+        super().__init__(PointwiseConv(in_width, hidden, **dd), nn.ReLU(), depthwise, nn.ReLU(), *last)
 
 
 class PatchDownsample(nn.Module):

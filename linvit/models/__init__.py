@@ -1,5 +1,7 @@
 """The model families; importing this package registers them with timm."""
 
+import linvit.models.hvittt
+import linvit.models.nalaformer
 import linvit.models.vittt  # noqa: F401  (registers its networks)
 from linvit.models.care import CARE as CARE
 from linvit.models.linearizing import default_cfgs as default_cfgs

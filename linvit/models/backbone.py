@@ -3,17 +3,21 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import ClassifierHead, get_device_dtype, trunc_normal_
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from linvit.errors import SettingError
+from linvit.layers.checks import TensorOptions
+from linvit.models.family import unwrapped
 from linvit.ranges import Checked, check
+
+POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
 
 
 class Stage(nn.Module):
@@ -167,8 +171,8 @@ class Backbone(Checked, nn.Module):
         self.num_classes = num_classes
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint of the authors with our key names; one with our names is returned unchanged."""
-        raise NotImplementedError
+        """The weights of a checkpoint with our key names; families with released weights translate theirs."""
+        return unwrapped(state_dict)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """The unpooled map to logits."""
@@ -181,6 +185,33 @@ class Backbone(Checked, nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Images to logits (batch, num_classes)."""
         return self.forward_head(self.forward_features(x))
+
+
+class PooledBackbone(Backbone):
+    """A Backbone with timm's head: pooling, dropout and a linear layer."""
+
+    def add_head(self, width: int, global_pool: str, **dd: Unpack[TensorOptions]) -> None:
+        """The head for maps of that many channels, and initial weights; global_pool: a name in POOLS."""
+        self.num_features = width
+        self.head = ClassifierHead(width, self.num_classes, pool_type=global_pool, drop_rate=self.drop_rate, **dd)
+        self.head_hidden_size = self.head.num_features
+        self.init_weights(needs_reset=False)
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for num_classes (0: none); None keeps the pooling."""
+        super().reset_classifier(num_classes, global_pool)
+        self.head.reset(num_classes, global_pool, in_features=self.num_features, **get_device_dtype(self))
+        self.head_hidden_size = self.head.num_features
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The unpooled map to logits, or with pre_logits to the input of the classifier."""
+        if not self.head.global_pool.pool_type:
+            return self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2)
+        return self.head(x, pre_logits)
 
 
 def init_weights(module: nn.Module, needs_reset: bool) -> None:

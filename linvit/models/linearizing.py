@@ -167,7 +167,7 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
     """
     layers: list[SoftmaxLayer] = []
     for path, module in model.named_modules():
-        if isinstance(module, AttentionLayer) and module.operator.options is None:
+        if isinstance(module, AttentionLayer) and module.operator.options is None and not module.operator.nonlinear:
             if isinstance(module, FrameAttention):
                 raise ValueError(
                     "the softmax attention of a Conformer has a projection of positions, which linear attention has"

@@ -5,22 +5,21 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import torch
-from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
+from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.errors import SettingError
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
-from linvit.layers.attention import AXES, Attention2d
+from linvit.layers.attention import AXES
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio, Scale, TensorOptions, multiple_of_heads
 from linvit.layers.convolutions import PointwiseConv
-from linvit.models.backbone import Backbone, Stage
+from linvit.models.backbone import POOLS, PooledBackbone, Stage
 from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
 from linvit.ranges import Amount, Count, OneOf, check
 
-POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
 SIZES: Mapping[str, dict[str, Any]] = {
     "nano": {
         "widths": (32, 48, 64, 96),
@@ -71,7 +70,7 @@ class PyramidStage(Stage):
         return self.through_blocks(x, rotary_table(x, self.head_width, self.first_row) if self.rope else None)
 
 
-class Pyramid(Backbone):
+class Pyramid(PooledBackbone):
     """Stem, four stages at strides 4, 8, 16, 32, a 1×1 convolution with batch norm and SiLU, a linear classifier.
 
     Args:
@@ -94,6 +93,8 @@ class Pyramid(Backbone):
     """
 
     linear: str
+    sizes: ClassVar[Mapping[str, dict[str, Any]]] = SIZES
+    block_class: ClassVar[type[AttentionBlock]] = AttentionBlock
     final_widths: ClassVar[Mapping[str, int]] = {}  # other than the default, by size
 
     def __init__(
@@ -118,7 +119,7 @@ class Pyramid(Backbone):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd: TensorOptions = {"device": device, "dtype": dtype}
         mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
-        check(Attention2d, attention or {})
+        check(self.block_class.attention_class, attention or {})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise SettingError(
@@ -138,24 +139,11 @@ class Pyramid(Backbone):
                 "layer_scale": layer_scale[i],
                 **dd,
             }
-            blocks = [AttentionBlock(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
+            blocks = [self.block_class(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
             self.stages.append(PyramidStage(downsample, blocks, head_widths[i], rope))
         final = {"conv": PointwiseConv(widths[-1], final_width, **dd), "norm": nn.BatchNorm2d(final_width, **dd)}
         self.final_conv = nn.Sequential(OrderedDict(final, act=nn.SiLU()))
-        self.num_features = final_width
-        self.head = ClassifierHead(final_width, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
-        self.head_hidden_size = self.head.num_features
-        self.init_weights(needs_reset=False)
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer."""
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for num_classes (0: none); None keeps the pooling."""
-        super().reset_classifier(num_classes, global_pool)
-        self.head.reset(num_classes, global_pool, in_features=self.num_features, **get_device_dtype(self))
-        self.head_hidden_size = self.head.num_features
+        self.add_head(final_width, global_pool, **dd)
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint of the authors with our key names; one with our names is returned unchanged.
@@ -177,12 +165,6 @@ class Pyramid(Backbone):
             key = renamed(key, _RULES)
             native[key] = value.flatten(1) if key == "head.fc.weight" else value
         return native
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The unpooled map to logits, or with pre_logits to the input of the classifier."""
-        if not self.head.global_pool.pool_type:
-            return self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2)
-        return self.head(x, pre_logits)
 
 
 _RELEASED = ("patch_embed.", "layers.")
@@ -236,7 +218,8 @@ Network = TypeVar("Network", bound=Pyramid)
 def create_pyramid(network: type[Network], variant: str, pretrained: bool, **kwargs: Any) -> Network:
     """A registered variant of a family; kwargs override the arguments of its size."""
     size = variant.split("_")[1]
-    arguments = SIZES[size] | ({"final_width": network.final_widths[size]} if size in network.final_widths else {})
+    final = {"final_width": network.final_widths[size]} if size in network.final_widths else {}
+    arguments = network.sizes[size] | final
     if variant.endswith("_linear"):
         arguments["pattern"] = "LLLL"
     return cast(Network, create(network, variant, pretrained, **{**arguments, **kwargs}))

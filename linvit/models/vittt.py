@@ -15,7 +15,7 @@ the classifier reads the mean of the normed tokens, as released.
 | base  | 768   | 12    | 12    | 90,055,912 |
 
 The authors offer weights for ImageNet-1k, in a file that is not read here; none are published under these names. Their
-pyramid, H-ViT³, is not here.
+pyramid, H-ViT³, is `linvit.models.hvittt`.
 """
 
 from functools import partial

@@ -12,7 +12,7 @@ from timm.models import pvt_v2, swin_transformer, vision_transformer
 from torch import Tensor, nn
 
 from linvit.errors import refuse
-from linvit.layers import block, convolutions, patches
+from linvit.layers import block, convolutions, norm_aware, patches
 from linvit.layers import mixer as care_layers
 from linvit.layers.attention import Attention2d
 from linvit.layers.causal import CausalAttention, CausalConv, DecoderBlock
@@ -21,7 +21,7 @@ from linvit.layers.recent_mechanisms import NormAwareAttention, ScaledPolarAtten
 from linvit.layers.swapped import GlobalSwinBlock, GridPatchEmbed, LocalMlp
 from linvit.layers.token_attention import GatedAttention, Hydra, TokenAttention
 from linvit.layers.token_mechanisms import MLLAAttention, PolarAttention
-from linvit.models import backbone, care, mavit, pyramid, ravlt, sequence
+from linvit.models import backbone, care, mavit, nalaformer, pyramid, ravlt, sequence
 from linvit.ops.state import accumulator_dtype
 from linvit.parallel.exchange import Exchange, ProcessShard
 
@@ -35,7 +35,8 @@ KNOWN: set[type[nn.Module]] = {
     *(swin_transformer.SwinTransformer, swin_transformer.SwinTransformerStage, swin_transformer.PatchMerging),
     *(pvt_v2.PyramidVisionTransformerV2, pvt_v2.PyramidVisionTransformerStage, pvt_v2.OverlapPatchEmbed),
     *(pvt_v2.Block, pvt_v2.MlpWithDepthwiseConv),
-    *(ravlt.RAVLT, mavit.MAViT, pyramid.PyramidStage, patches.ConvStem, patches.ConvDownsample),
+    *(ravlt.RAVLT, mavit.MAViT, nalaformer.NaLaFormer, pyramid.PyramidStage),
+    *(patches.ConvStem, patches.ConvDownsample, norm_aware.NormAwareBlock, norm_aware.NormAwareAttention2d),
     *(block.AttentionBlock, Attention2d, block.ConvFeedForward, convolutions.PointwiseConv),
     *(care.CARE, care.CareHead, backbone.Stage, patches.PatchStem, patches.PatchDownsample, block.CareBlock),
     *(care_layers.TokenMixer, care_layers.Strips, care_layers.ValueAttention, care_layers.Interaction),

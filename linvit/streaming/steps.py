@@ -97,6 +97,9 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
     for name, module in network.named_modules():
         if isinstance(module, Operator):
             refuse(
+                module.nonlinear
+                and f"The attention {name} reads its values nonlinearly, which cannot be computed strip by strip:"
+                " choose a RAVLT, MAViT or CARE.",
                 module.options is None
                 and f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
                 " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`.",
@@ -147,7 +150,7 @@ def _halves(name: str, before: str, stage: Stage, block: nn.Module) -> Iterator[
     attended = f"{name}.attn"
     first = nn.ModuleList(layer for layer in (block.cpe, block.norm1, block.attn) if layer is not None)
     yield Step(attended, (before,), first, partial(_attended, stage, block))
-    second = nn.ModuleList([block.norm2, block.ffn])
+    second = nn.ModuleList(layer for name, layer in block.named_children() if name in ("cpe2", "norm2", "ffn"))
     yield Step(name, (attended,), second, lambda maps: block.with_feed_forward(*maps))
 
 

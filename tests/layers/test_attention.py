@@ -110,6 +110,7 @@ def test_attention_is_gate_times_mixed_plus_local(mechanism):
 FACTORS = {
     "linear": lambda x, projected: projected,
     "tanh": lambda x, projected: projected.tanh(),
+    "silu": lambda x, projected: projected * projected.sigmoid(),
     "identity": lambda x, projected: x,
     "none": lambda x, projected: 1.0,
 }
@@ -125,7 +126,7 @@ def test_attention_with_another_modulation_and_without_positions(modulation, rop
     (x,) = maps(count=1)
     rotary = rotary_table(x, 8)
     query, key, value, *projected = layer.qkvo(x).split(CHANNELS, dim=1)
-    assert len(projected) == (modulation in ("linear", "tanh"))
+    assert len(projected) == (modulation in ("linear", "tanh", "silu"))
     expected = mixed("rala", query, key, value, rotary if rope else None)
     if lepe:
         expected = expected + layer.lepe(value)

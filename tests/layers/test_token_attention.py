@@ -174,12 +174,13 @@ def test_hydra_has_as_many_heads_as_channels():
 def test_modulation(modulation):
     layer, x = made("rala", modulation=modulation, lepe=False), tokens(MADE_FOR)
     mixed = read(layer, x, MADE_FOR)[1].transpose(1, 2).flatten(2)
-    if modulation in ("linear", "tanh"):
+    if modulation in ("linear", "tanh", "silu"):
         gate = x @ layer.modulation.weight.T + layer.modulation.bias
     else:
         assert layer.modulation is None
         gate = x
-    gate = {"tanh": gate.tanh(), "none": torch.ones_like(gate)}.get(modulation, gate)
+    gates = {"tanh": gate.tanh(), "silu": gate * gate.sigmoid(), "none": torch.ones_like(gate)}
+    gate = gates.get(modulation, gate)
     assert_close(layer(x), layer.proj(mixed * gate))
 
 
@@ -200,7 +201,9 @@ def test_axes_are_passed_on():
 
 
 def test_unknown_modulation_and_head_width():
-    with pytest.raises(ValueError, match="`modulation` is 'sigmoid', expected one of linear, tanh, identity, none"):
+    with pytest.raises(
+        ValueError, match="`modulation` is 'sigmoid', expected one of linear, tanh, silu, identity, none"
+    ):
         made("rala", modulation="sigmoid")
     with pytest.raises(ValueError, match="head width is 6, expected a multiple of 4 for RoPE"):
         GatedAttention(12, 2, "rala", MADE_FOR)

@@ -22,6 +22,7 @@ TALLER = {1: (99, 37), 2: (195, 33), 3: (293, 37), 4: (391, 33)}  # CARE's 7×7 
 GRID = {1: (3, 2), 2: (7, 3), 3: (7, 3), 4: (9, 2)}
 VIT = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 SWIN = {"patch_size": 4, "window_size": 3, "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
+NALAFORMER = {"widths": (16, 16, 32, 32), "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 4), "pattern": "LLLL"}
 
 
 def pyramid(name, sizes, **options):
@@ -63,6 +64,7 @@ NETWORKS = {
     "ravlt": pyramid("ravlt_nano", TALL, drop_path_rate=0.5),
     "ravlt without LePE": pyramid("ravlt_nano", TALL, attention={"lepe": False, "modulation": "tanh"}),
     "mavit, two rows deep": pyramid("mavit_nano", TALLER, drop_rate=0.5),
+    "nalaformer": pyramid("nalaformer_xtiny", TALL, drop_path_rate=0, **NALAFORMER),
     "care": pyramid("care_nano", TALLER, drop_path_rate=0.2),
     "care stacked": pyramid("care_nano", TALLER, pattern="LLLL", split="stacked"),
     "care without strips": pyramid("care_nano", TALLER, pattern="LLLL"),
