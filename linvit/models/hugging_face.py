@@ -1,0 +1,186 @@
+"""Linear attention in the models of transformers, by name: `attn_implementation="linvit:mala"`.
+
+transformers gives its attention functions the queries, keys and values of all heads. That is all a mechanism without
+layers of its own needs; RALA and MALA are used without gate, local term and rotation. What softmax attention alone has
+(biases of pairs, windows, dropout of scores) is refused, so that no model becomes another one without a word.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache, partial, wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from linvit.arguments import is_traced
+from linvit.errors import SettingError
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_attention import GatedAttention, TokenAttention
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
+from linvit.ops import linear_attention
+
+PREFIX = "linvit:"
+"""Begins the name of every implementation of ours."""
+REFUSED: Mapping[str, str] = {
+    "position_bias": "a bias for each pair of tokens",
+    "softcap": "a cap on the scores",
+    "s_aux": "sinks beside the scores",
+    "sinks": "sinks beside the scores",
+    "sliding_window": "a window around each token",
+    "indices": "a choice of keys for each query",
+    "block_indices": "a choice of keys for each query",
+    "cache": "a cache of keys and values",
+}
+"""Arguments of transformers' attention functions that linear attention cannot follow, and what they are."""
+ELSEWHERE = "keep softmax there, by `attn_implementation={'vision_config': 'linvit:…'}` or another implementation"
+
+
+@cache
+def register_with_transformers() -> None:
+    """Makes "linvit:NAME" an attention implementation of transformers, for each mechanism without layers of its own.
+
+    Models of transformers that use its attention interface can then be created, loaded or changed with
+    `attn_implementation="linvit:mala"` (`from_pretrained`, `from_config`, `set_attn_implementation`). A mask of
+    padding becomes the mask of keys. The name is stored with the configuration: `save_pretrained` writes it to
+    config.json, so that `from_pretrained` returns a linear model again, or, where linvit is not imported, an error of
+    transformers that quotes the name. A model whose attention does not use the interface is refused.
+
+    Importing linvit after transformers does this already.
+
+    Raises:
+        ImportError: if transformers is not installed.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+
+    for name in interface_names():
+        AttentionInterface.register(name, partial(_attention, name=name))
+        AttentionMaskInterface.register(name, _key_mask)
+    PreTrainedConfig.to_dict = _with_implementation(PreTrainedConfig.to_dict)
+    PreTrainedModel.get_correct_attn_implementation = _only_with_interface(
+        PreTrainedModel.get_correct_attn_implementation
+    )
+
+
+def interface_names() -> list[str]:
+    """The names that `register_with_transformers` registers, such as "linvit:mala"."""
+    plain = (TokenAttention, GatedAttention)
+    return [
+        PREFIX + name
+        for name, axes in LINEAR_AXES.items()
+        if TOKEN_LAYERS[name] in plain
+        and not MECHANISMS[name].local_feed_forward
+        and not any(isinstance(value, nn.Module) for value in axes.values())
+    ]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *,
+    name: str,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Linear attention as a function of transformers.
+
+    query: (batch, heads, queries, width). key, value: (batch, heads or a divisor, tokens, width). attention_mask: True
+    where a token counts, (batch, tokens). Returns (batch, queries, heads, width).
+    """
+    _check_supported(module, name, attention_mask, dropout, is_causal, options)
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    if not math.isclose(factor, 1.0):  # some models scale their queries themselves, and logits by another factor
+        query = query * factor
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    axes = LINEAR_AXES[name.removeprefix(PREFIX)]
+    y = linear_attention(
+        query, key, value, key_mask=attention_mask, cu_seqlens=options.get("cu_seq_lens_q"), **axes
+    )
+    return y.transpose(1, 2), None
+
+
+def _check_supported(
+    module: nn.Module,
+    name: str,
+    attention_mask: Tensor | None,
+    dropout: float,
+    is_causal: bool | None,
+    options: Mapping[str, Any],
+) -> None:
+    where = f"`attn_implementation` is {name!r}, but {type(module).__name__}"
+    if getattr(module, "is_causal", False) if is_causal is None else is_causal:
+        raise SettingError(f"{where} is causal, expected attention to all tokens: {ELSEWHERE}.")
+    given = [words for key, words in REFUSED.items() if options.get(key) is not None]
+    if given:
+        raise SettingError(f"{where} has {given[0]}, which linear attention cannot have: {ELSEWHERE}.")
+    if options.get("output_attentions"):
+        raise SettingError(f"{where} is asked for scores, which it never computes: leave `output_attentions` out.")
+    if dropout > 0:
+        raise SettingError(
+            f"{where} drops {dropout:g} of its scores in training, expected 0, because there are none: set the dropout "
+            "of attention to 0 in the configuration (`attention_dropout` or `attention_probs_dropout_prob`)."
+        )
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise SettingError(
+            f"{where} got a mask of shape {tuple(attention_mask.shape)}, expected one of padding, (batch, tokens): "
+            "give the model that one."
+        )
+
+
+def _key_mask(
+    *, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, config: Any = None, **sizes: Any
+) -> Tensor | None:
+    """The mask that `_attention` gets, True where a token counts, (batch, tokens); None if all count."""
+    from transformers.masking_utils import bidirectional_mask_function
+
+    if mask_function is not bidirectional_mask_function:
+        name = getattr(config, "_attn_implementation", PREFIX)
+        raise SettingError(
+            f"`attn_implementation` is {name!r}, but {type(config).__name__} is of a model with a causal mask or one of"
+            f" windows, expected attention to all tokens: {ELSEWHERE}."
+        )
+    if attention_mask is None or (not is_traced() and bool(attention_mask.all())):
+        return None
+    return attention_mask
+
+
+def _with_implementation(to_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """`PreTrainedConfig.to_dict`, which leaves the implementation out, with ours."""
+
+    @wraps(to_dict)
+    def with_implementation(config: Any) -> dict[str, Any]:
+        output, ours = to_dict(config), _ours(config)
+        return output if ours is None else {**output, "attn_implementation": ours}
+
+    return with_implementation
+
+
+def _ours(config: Any) -> Any:
+    """The implementation of a configuration and its parts as transformers reads it; None if none of them is ours."""
+    name = config._attn_implementation
+    whole = isinstance(name, str) and name.startswith(PREFIX)
+    inner = {part: getattr(config, part, None) for part in config.sub_configs}
+    parts = {part: _ours(held) or (held._attn_implementation if whole else None) for part, held in inner.items() if held}
+    parts = {part: given for part, given in parts.items() if given not in (None, name)}
+    return {**({"": name} if whole else {}), **parts} if parts else name if whole else None
+
+
+def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
+    """`PreTrainedModel.get_correct_attn_implementation`, which knows names only, for models that would ignore ours."""
+
+    @wraps(check)
+    def only_with_interface(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        if str(requested_attention).startswith(PREFIX) and not model._can_set_attn_implementation():
+            raise SettingError(
+                f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
+                "not use the interface of transformers: choose another model."
+            )
+        return check(model, requested_attention, *args, **kwargs)
+
+    return only_with_interface
