@@ -32,7 +32,7 @@ REFUSED: Mapping[str, str] = {
     "cache": "a cache of keys and values",
 }
 """Arguments of transformers' attention functions that linear attention cannot follow, and what they are."""
-ELSEWHERE = "keep softmax there, by `attn_implementation={'vision_config': 'linvit:…'}` or another implementation"
+REMEDY = "use it where every token sees all, as in one part, `attn_implementation={'vision_config': 'linvit:mala'}`"
 
 
 @cache
@@ -99,9 +99,7 @@ def _attention(
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     axes = LINEAR_AXES[name.removeprefix(PREFIX)]
-    y = linear_attention(
-        query, key, value, key_mask=attention_mask, cu_seqlens=options.get("cu_seq_lens_q"), **axes
-    )
+    y = linear_attention(query, key, value, key_mask=attention_mask, cu_seqlens=options.get("cu_seq_lens_q"), **axes)
     return y.transpose(1, 2), None
 
 
@@ -114,11 +112,11 @@ def _check_supported(
     options: Mapping[str, Any],
 ) -> None:
     where = f"`attn_implementation` is {name!r}, but {type(module).__name__}"
-    if getattr(module, "is_causal", False) if is_causal is None else is_causal:
-        raise SettingError(f"{where} is causal, expected attention to all tokens: {ELSEWHERE}.")
+    if getattr(module, "is_causal", True) if is_causal is None else is_causal:
+        raise SettingError(f"{where} is causal, expected attention to all tokens: {REMEDY}.")
     given = [words for key, words in REFUSED.items() if options.get(key) is not None]
     if given:
-        raise SettingError(f"{where} has {given[0]}, which linear attention cannot have: {ELSEWHERE}.")
+        raise SettingError(f"{where} has {given[0]}, which linear attention has not: {REMEDY}.")
     if options.get("output_attentions"):
         raise SettingError(f"{where} is asked for scores, which it never computes: leave `output_attentions` out.")
     if dropout > 0:
@@ -134,16 +132,15 @@ def _check_supported(
 
 
 def _key_mask(
-    *, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, config: Any = None, **sizes: Any
+    *, mask_function: Callable[..., Any], attention_mask: Tensor | None, config: Any, **sizes: Any
 ) -> Tensor | None:
     """The mask that `_attention` gets, True where a token counts, (batch, tokens); None if all count."""
     from transformers.masking_utils import bidirectional_mask_function
 
     if mask_function is not bidirectional_mask_function:
-        name = getattr(config, "_attn_implementation", PREFIX)
         raise SettingError(
-            f"`attn_implementation` is {name!r}, but {type(config).__name__} is of a model with a causal mask or one of"
-            f" windows, expected attention to all tokens: {ELSEWHERE}."
+            f"`attn_implementation` is {config._attn_implementation!r}, but the model of {type(config).__name__} has"
+            f" a causal mask or one of windows, expected attention to all tokens: {REMEDY}."
         )
     if attention_mask is None or (not is_traced() and bool(attention_mask.all())):
         return None
@@ -166,7 +163,9 @@ def _ours(config: Any) -> Any:
     name = config._attn_implementation
     whole = isinstance(name, str) and name.startswith(PREFIX)
     inner = {part: getattr(config, part, None) for part in config.sub_configs}
-    parts = {part: _ours(held) or (held._attn_implementation if whole else None) for part, held in inner.items() if held}
+    parts = {
+        part: _ours(held) or (held._attn_implementation if whole else None) for part, held in inner.items() if held
+    }
     parts = {part: given for part, given in parts.items() if given not in (None, name)}
     return {**({"": name} if whole else {}), **parts} if parts else name if whole else None
 
@@ -176,10 +175,11 @@ def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
 
     @wraps(check)
     def only_with_interface(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        if str(requested_attention).startswith(PREFIX) and not model._can_set_attn_implementation():
+        asks = model._can_set_attn_implementation() and not model.config.model_type.startswith("timm_")
+        if str(requested_attention).startswith(PREFIX) and not asks:
             raise SettingError(
                 f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
-                "not use the interface of transformers: choose another model."
+                "not use the interface of transformers: choose another model, or one of timm with linvit.swap_attention."
             )
         return check(model, requested_attention, *args, **kwargs)
 
