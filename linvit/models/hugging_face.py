@@ -35,7 +35,6 @@ REFUSED: Mapping[str, str] = {
 REMEDY = "use it where every token sees all, as in one part, `attn_implementation={'vision_config': 'linvit:mala'}`"
 
 
-@cache
 def register_with_transformers() -> None:
     """Makes "linvit:NAME" an attention implementation of transformers, for each mechanism without layers of its own.
 
@@ -45,16 +44,24 @@ def register_with_transformers() -> None:
     config.json, so that `from_pretrained` returns a linear model again, or, where linvit is not imported, an error of
     transformers that quotes the name. A model whose attention does not use the interface is refused.
 
-    Importing linvit after transformers does this already.
+    Importing linvit after transformers does this already; call it again after `linvit.register_mechanism`.
 
     Raises:
         ImportError: if transformers is not installed.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+    from transformers import AttentionInterface, AttentionMaskInterface
 
+    _extend_transformers()
     for name in interface_names():
         AttentionInterface.register(name, partial(_attention, name=name))
         AttentionMaskInterface.register(name, _key_mask)
+
+
+@cache
+def _extend_transformers() -> None:
+    """Lets configurations store our names, and models that would ignore them refuse them; once."""
+    from transformers import PreTrainedConfig, PreTrainedModel
+
     PreTrainedConfig.to_dict = _with_implementation(PreTrainedConfig.to_dict)
     PreTrainedModel.get_correct_attn_implementation = _only_with_interface(
         PreTrainedModel.get_correct_attn_implementation
@@ -63,14 +70,13 @@ def register_with_transformers() -> None:
 
 def interface_names() -> list[str]:
     """The names that `register_with_transformers` registers, such as "linvit:mala"."""
-    plain = (TokenAttention, GatedAttention)
-    return [
-        PREFIX + name
-        for name, axes in LINEAR_AXES.items()
-        if TOKEN_LAYERS[name] in plain
-        and not MECHANISMS[name].local_feed_forward
-        and not any(isinstance(value, nn.Module) for value in axes.values())
-    ]
+    return [PREFIX + name for name, axes in LINEAR_AXES.items() if _needs_no_weights(name, axes)]
+
+
+def _needs_no_weights(name: str, axes: Mapping[str, Any]) -> bool:
+    values = [each for value in axes.values() for each in (value if isinstance(value, tuple) else (value,))]
+    learns = any(isinstance(value, nn.Module) for value in values)
+    return TOKEN_LAYERS[name] in (TokenAttention, GatedAttention) and not MECHANISMS[name].local_feed_forward | learns
 
 
 def _attention(
@@ -179,7 +185,7 @@ def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
         if str(requested_attention).startswith(PREFIX) and not asks:
             raise SettingError(
                 f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
-                "not use the interface of transformers: choose another model, or one of timm with linvit.swap_attention."
+                "not use the interface of transformers: choose another model, or linvit.swap_attention for one of timm."
             )
         return check(model, requested_attention, *args, **kwargs)
 

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 import linvit
 from linvit.errors import SettingError
-from linvit.layers.mechanisms import LINEAR_AXES
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.hugging_face import interface_names
 from linvit.ops import attention_scores
 
@@ -250,13 +251,13 @@ def train_with_dropout():
 
 
 def with_mask(*shape):
-    return TEXTS["BERT"].read(bert(), attention_mask=torch.ones(shape, dtype=torch.bool))
+    return TEXTS["BERT"].read(bert(), attention_mask=torch.ones(shape, dtype=torch.bool).tril())
 
 
 T5 = of("t5", "T5", {"vocab_size": 40, "d_model": 32, "d_kv": 16, "num_heads": 2, "num_layers": 1}, "EncoderModel")
 GPT2 = of("gpt2", "GPT2", {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 40, **SPECIAL})
 CLIP_TEXT = Tiny("clip", "CLIPTextModel", "CLIPTextConfig", {**TEXT, **SPECIAL}, TEXTS["BERT"].inputs)
-MODERN = of("modernbert", "ModernBert", {**SMALL, **SPECIAL, "vocab_size": 40, "cls_token_id": 3, "sep_token_id": 4})
+MODERN = of("modernbert", "ModernBert", {**TEXT, **SPECIAL, "cls_token_id": 3, "sep_token_id": 4})
 NOT_THERE = of("mpnet", "MPNet", TEXT)
 REFUSALS = {
     "a causal model": (lambda: GPT2.read(GPT2.build("linvit:mala")), "GPT2Config has a causal mask or one of windows"),
@@ -288,6 +289,11 @@ def test_what_softmax_attention_alone_has_is_refused_in_one_sentence(case):
     assert ". " not in text
 
 
+def test_a_map_over_all_tokens_has_no_padding():
+    with pytest.raises(ValueError, match=r"'softmax_tokens', which combines all tokens, .* accepts no `key_mask`"):
+        shown(bert("linvit:efficient"))
+
+
 def test_a_mask_of_queries_is_refused_by_the_operator():
     """RALA's weights need the mean of as many queries as there are keys."""
     query, key, value = drawn(3, 2, 4, 7, 6)
@@ -298,7 +304,7 @@ def test_a_mask_of_queries_is_refused_by_the_operator():
 
 def test_timm_inside_transformers_is_refused():
     config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args={"depth": 1})
-    with pytest.raises(SettingError, match=re.escape("one of timm with linvit.swap_attention")):
+    with pytest.raises(SettingError, match=re.escape("linvit.swap_attention for one of timm")):
         transformers.TimmWrapperModel._from_config(config, attn_implementation="linvit:mala")
 
 
@@ -345,8 +351,22 @@ def test_loading_without_linvit_says_which_name_is_missing(tmp_path, monkeypatch
         transformers.AutoModel.from_pretrained(tmp_path)
 
 
+def test_a_mechanism_of_ones_own_has_a_name_if_it_does_not_learn(monkeypatch):
+    for table in (MECHANISMS, LINEAR_AXES, TOKEN_LAYERS):
+        for name in ("cubed", "learned"):
+            monkeypatch.setitem(table, name, None)  # which takes them out of the table afterwards
+            del table[name]
+    linvit.register_mechanism("cubed", feature_map=lambda x: x.abs() ** 3)
+    linvit.register_mechanism("learned", feature_map=("relu", torch.nn.Softplus()))
+    linvit.register_with_transformers()
+    assert interface_names() == [f"linvit:{name}" for name in (*NAMES, "cubed")]
+    query, key, value = drawn(3, 2, 4, 7, 6).double()
+    expected = linvit.ops.linear_attention(query, key, value, feature_map=lambda x: x.abs() ** 3)
+    assert torch.equal(attend(query, key, value, mechanism="cubed"), expected.transpose(1, 2))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", NAMES)
+@pytest.mark.parametrize("mechanism", ["rala", "mala"])
 def test_a_model_compiles_as_one_graph(mechanism):
     model = bert(f"linvit:{mechanism}")
     assert_close(shown(torch.compile(model, fullgraph=True)), shown(model))
