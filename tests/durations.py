@@ -34,7 +34,7 @@ BUDGETS = {
     "fuzz": 9,
     "kernels": 86,
     "layers": 2,
-    "models": 50,
+    "models": 60,
     "ops": 50,
     "parallel": 1,
     "runs": 185,

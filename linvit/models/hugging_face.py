@@ -47,10 +47,12 @@ def register_with_transformers() -> None:
     Importing linvit after transformers does this already; call it again after `linvit.register_mechanism`.
 
     Raises:
-        ImportError: if transformers is not installed.
+        ImportError: if transformers is not installed, or too old.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError("transformers 5 is not installed: pip install 'linvit[hf]'.") from error
     _extend_transformers()
     for name in interface_names():
         AttentionInterface.register(name, partial(_attention, name=name))
