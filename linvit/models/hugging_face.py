@@ -3,8 +3,11 @@
 transformers gives its attention functions the queries, keys and values of all heads. That is all a mechanism without
 layers of its own needs; RALA and MALA are used without gate, local term and rotation. What softmax attention alone has
 (biases of pairs, windows, dropout of scores) is refused, so that no model becomes another one without a word.
+
+"linvit:mala:LLSS" is a hybrid: MALA in the first two attention layers, softmax attention in the last two.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
@@ -18,6 +21,7 @@ from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention, TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.ops import linear_attention
+from linvit.ranges import lookup
 
 PREFIX = "linvit:"
 """Begins the name of every implementation of ours."""
@@ -50,24 +54,35 @@ def register_with_transformers() -> None:
         ImportError: if transformers is not installed, or too old.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        import transformers  # noqa: F401
     except ImportError as error:
         raise ImportError("transformers 5 is not installed: pip install 'linvit[hf]'.") from error
     _extend_transformers()
     for name in interface_names():
-        AttentionInterface.register(name, partial(_attention, name=name))
-        AttentionMaskInterface.register(name, _key_mask)
+        _register(name)
+
+
+def _register(name: str) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    mechanism, pattern = _meaning(name)
+    AttentionInterface.register(name, partial(_attention, name=name, mechanism=mechanism, hybrid=bool(pattern)))
+    AttentionMaskInterface.register(name, _key_mask)
 
 
 @cache
 def _extend_transformers() -> None:
-    """Lets configurations store our names, and models that would ignore them refuse them; once."""
+    """Lets configurations store our names, and models know which layers of a hybrid are linear; once.
+
+    Models that would ignore our names refuse them.
+    """
     from transformers import PreTrainedConfig, PreTrainedModel
 
     PreTrainedConfig.to_dict = _with_implementation(PreTrainedConfig.to_dict)
     PreTrainedModel.get_correct_attn_implementation = _only_with_interface(
         PreTrainedModel.get_correct_attn_implementation
     )
+    PreTrainedModel.post_init = _with_letters(PreTrainedModel.post_init)
 
 
 def interface_names() -> list[str]:
@@ -92,6 +107,8 @@ def _attention(
     is_causal: bool | None = None,
     *,
     name: str,
+    mechanism: str,
+    hybrid: bool,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Linear attention as a function of transformers.
@@ -99,6 +116,8 @@ def _attention(
     query: (batch, heads, queries, width). key, value: (batch, heads or a divisor, tokens, width). attention_mask: True
     where a token counts, (batch, tokens). Returns (batch, queries, heads, width).
     """
+    if hybrid and _letter(module, name) == "S":
+        return _softmax(module, query, key, value, attention_mask, dropout, scaling, is_causal, **options)
     _check_supported(module, name, attention_mask, dropout, is_causal, options)
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     if not math.isclose(factor, 1.0):  # some models scale their queries themselves, and logits by another factor
@@ -106,9 +125,18 @@ def _attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    axes = LINEAR_AXES[name.removeprefix(PREFIX)]
+    axes = LINEAR_AXES[mechanism]
     y = linear_attention(query, key, value, key_mask=attention_mask, cu_seqlens=options.get("cu_seq_lens_q"), **axes)
     return y.transpose(1, 2), None
+
+
+def _softmax(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
+    """Softmax attention of transformers, with our mask of keys."""
+    from transformers import AttentionInterface
+
+    query, key, value, mask, *others = tensors
+    mask = mask[:, None, None] if mask is not None and mask.ndim == 2 else mask
+    return AttentionInterface()["sdpa"](module, query, key, value, mask, *others, **options)
 
 
 def _check_supported(
@@ -167,15 +195,15 @@ def _with_implementation(to_dict: Callable[[Any], dict[str, Any]]) -> Callable[[
 
 
 def _ours(config: Any) -> Any:
-    """The implementation of a configuration and its parts as transformers reads it; None if none of them is ours."""
+    """The implementations of a configuration and those in it, as transformers reads them; None if none is ours."""
     name = config._attn_implementation
     whole = isinstance(name, str) and name.startswith(PREFIX)
-    inner = {part: getattr(config, part, None) for part in config.sub_configs}
-    parts = {
-        part: _ours(held) or (held._attn_implementation if whole else None) for part, held in inner.items() if held
-    }
-    parts = {part: given for part, given in parts.items() if given not in (None, name)}
-    return {**({"": name} if whole else {}), **parts} if parts else name if whole else None
+    inner = {key: held for key in config.sub_configs if (held := getattr(config, key, None)) is not None}
+    names = {key: _ours(held) or (held._attn_implementation if whole else None) for key, held in inner.items()}
+    others = {key: other for key, other in names.items() if other not in (None, name)}
+    if not whole:
+        return others or None
+    return {"": name, **others} if others else name
 
 
 def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
@@ -189,6 +217,74 @@ def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
                 f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
                 "not use the interface of transformers: choose another model, or linvit.swap_attention for one of timm."
             )
+        if requested_attention is not None and _meaning(requested_attention)[1]:
+            _register(requested_attention)
+            _give_letters(model, requested_attention)
         return check(model, requested_attention, *args, **kwargs)
 
     return only_with_interface
+
+
+def _with_letters(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`PreTrainedModel.post_init`, after which a hybrid's layers know what they are."""
+
+    @wraps(post_init)
+    def with_letters(model: Any) -> None:
+        post_init(model)
+        _give_letters(model, model.config._attn_implementation)
+
+    return with_letters
+
+
+def _meaning(name: str | None) -> tuple[str, str]:
+    """The mechanism of a name of ours and the pattern of a hybrid; both empty for another name."""
+    mechanism, _, pattern = str(name).removeprefix(PREFIX).partition(":")
+    ours = str(name).startswith(PREFIX) and PREFIX + mechanism in interface_names() and not set(pattern) - set("LS")
+    return (mechanism, pattern) if ours else ("", "")
+
+
+def _give_letters(model: Any, name: str | None) -> None:
+    pattern = _meaning(name)[1]
+    layers = attention_layers(model)
+    if len(layers) == len(pattern):  # a model inside another one has fewer
+        for layer, letter in zip(layers, pattern, strict=True):
+            layer.letter = letter
+
+
+def _letter(module: nn.Module, name: str) -> str:
+    letter: str | None = getattr(module, "letter", None)
+    if letter is None:
+        raise SettingError(
+            f"`attn_implementation` is {name!r}, but the model has another number of attention layers, expected one "
+            "letter for each: correct it."
+        )
+    return letter
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """The attention layers that have the configuration of a model of transformers, in its order."""
+    return [
+        layer
+        for layer in model.modules()
+        if getattr(layer, "config", None) is model.config and _uses_interface(type(layer))
+    ]
+
+
+@cache
+def _uses_interface(layer: type[nn.Module]) -> bool:
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(layer.forward)
+    except (OSError, TypeError):  # written in a console
+        return False
+
+
+def of_transformers(model: object) -> bool:
+    """Whether a network is one of transformers, which is not imported for that."""
+    return any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__)
+
+
+def set_attention(model: Any, mechanism: str, pattern: str) -> None:
+    """Gives a model of transformers an implementation of ours, in place; pattern: a letter for each layer."""
+    register_with_transformers()
+    lookup("mechanism", mechanism, dict.fromkeys(name.removeprefix(PREFIX) for name in interface_names()))
+    model.set_attn_implementation(f"{PREFIX}{mechanism}" + (f":{pattern}" if "S" in pattern else ""))

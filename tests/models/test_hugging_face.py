@@ -16,7 +16,8 @@ import linvit
 from linvit.errors import SettingError
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
-from linvit.models.hugging_face import interface_names
+from linvit.models import hugging_face
+from linvit.models.hugging_face import attention_layers, interface_names
 from linvit.ops import attention_scores
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -35,15 +36,15 @@ def registered():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The attention layers that called MALA."""
+    """The layers that called linear attention."""
     called = set()
-    function = AttentionInterface()["linvit:mala"]
+    check = hugging_face._check_supported
 
-    def noting(module, *args, **kwargs):
+    def noting(module, *args):
         called.add(module)
-        return function(module, *args, **kwargs)
+        check(module, *args)
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, "linvit:mala", noting)
+    monkeypatch.setattr(hugging_face, "_check_supported", noting)
     return called
 
 
@@ -377,6 +378,62 @@ def test_a_mechanism_of_ones_own_has_a_name_if_it_does_not_learn(monkeypatch):
     query, key, value = drawn(3, 2, 4, 7, 6).double()
     expected = linvit.ops.linear_attention(query, key, value, feature_map=lambda x: x.abs() ** 3)
     assert torch.equal(attend(query, key, value, mechanism="cubed"), expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", quick(ARCHITECTURES, ["DINOv3", "SigLIP 2", "Qwen2.5-VL", "BERT"]))
+def test_a_hybrid_keeps_softmax_where_its_pattern_says_so(name, calls, tmp_path):
+    tiny = ARCHITECTURES[name]
+    model = tiny.build("sdpa")
+    count = LAYERS.get(name, 2)
+    teacher = tiny.read(model)
+    student = linvit.linearize(model, "mala", "L" + "S" * (count - 1))
+    read = tiny.read(student)
+    assert calls == set(attention_layers(student)[:1])
+    assert torch.equal(tiny.read(model), teacher)
+    assert torch.equal(tiny.read(linvit.linearize(model, "mala", "S" * count)), teacher)
+    student.save_pretrained(tmp_path)
+    loaded = type(student).from_pretrained(tmp_path)
+    assert torch.equal(tiny.read(loaded), read)
+
+
+def test_swapping_is_the_name():
+    model = bert("sdpa")
+    assert linvit.swap_attention(model, "mala") is model
+    assert (model.config._attn_implementation, model.mechanism, model.pattern) == ("linvit:mala", "mala", "LL")
+    assert torch.equal(shown(model), shown(bert()))
+
+
+def test_a_tower_is_swapped_inside_its_model(tmp_path):
+    model = gemma3("sdpa")
+    linvit.swap_attention(model.model.vision_tower, "mala", "LS")
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.vision_config._attn_implementation == "linvit:mala:LS"
+    assert torch.equal(described(loaded), described(model))
+    assert not torch.allclose(described(model), described(gemma3("sdpa")))
+
+
+SWAPS = {
+    "options": (
+        lambda: linvit.swap_attention(bert("sdpa"), "mala", attention={"lepe": False}),
+        "`attention` has 'lepe'",
+    ),
+    "layers of its own": (lambda: linvit.linearize(bert("sdpa"), "focused"), "'focused', expected one of linear, "),
+    "letters": (lambda: linvit.linearize(bert("sdpa"), "mala", "LSL"), "`pattern` is 'LSL', expected 2 letters"),
+    "a model of parts": (
+        lambda: linvit.linearize(gemma3("sdpa")),
+        "or one of its towers, such as `model.vision_tower`",
+    ),
+    "no interface": (lambda: linvit.linearize(NOT_THERE.build("eager")), "expected a network whose own attention uses"),
+    "a name": (lambda: shown(bert("linvit:mala:LSL")), "has another number of attention layers, expected one letter"),
+}
+
+
+@pytest.mark.parametrize("case", SWAPS)
+def test_what_cannot_be_swapped_says_so(case):
+    refused, sentence = SWAPS[case]
+    with pytest.raises(SettingError, match=re.escape(sentence)):
+        refused()
 
 
 @pytest.mark.slow
