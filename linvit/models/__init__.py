@@ -1,6 +1,7 @@
 """The model families; importing this package registers them with timm."""
 
 from linvit.models.care import CARE as CARE
+from linvit.models.hugging_face import attention_errors as attention_errors
 from linvit.models.hugging_face import register_with_transformers as register_with_transformers
 from linvit.models.linearizing import default_cfgs as default_cfgs
 from linvit.models.linearizing import linearize as linearize

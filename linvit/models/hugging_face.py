@@ -10,9 +10,11 @@ layers of its own needs; RALA and MALA are used without gate, local term and rot
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache, partial, wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from linvit.arguments import is_traced
@@ -114,10 +116,12 @@ def _attention(
     """Linear attention as a function of transformers.
 
     query: (batch, heads, queries, width). key, value: (batch, heads or a divisor, tokens, width). attention_mask: True
-    where a token counts, (batch, tokens). Returns (batch, queries, heads, width).
+    where a token counts, (batch, tokens) or the same for every query, as scaled_dot_product_attention reads it. Returns
+    (batch, queries, heads, width).
     """
     if hybrid and _letter(module, name) == "S":
         return _softmax(module, query, key, value, attention_mask, dropout, scaling, is_causal, **options)
+    attention_mask = _of_keys(attention_mask)
     _check_supported(module, name, attention_mask, dropout, is_causal, options)
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     if not math.isclose(factor, 1.0):  # some models scale their queries themselves, and logits by another factor
@@ -128,6 +132,14 @@ def _attention(
     axes = LINEAR_AXES[mechanism]
     y = linear_attention(query, key, value, key_mask=attention_mask, cu_seqlens=options.get("cu_seq_lens_q"), **axes)
     return y.transpose(1, 2), None
+
+
+def _of_keys(mask: Tensor | None) -> Tensor | None:
+    """A mask of pairs as one of keys, if it is the same for all heads and queries; any other as it is."""
+    if mask is None or mask.ndim != 4 or mask.dtype != torch.bool or is_traced():
+        return mask
+    first = mask[:, 0, 0]
+    return first if torch.equal(mask, first[:, None, None].expand_as(mask)) else mask
 
 
 def _softmax(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
@@ -266,14 +278,14 @@ def attention_layers(model: Any) -> list[Any]:
     return [
         layer
         for layer in model.modules()
-        if getattr(layer, "config", None) is model.config and _uses_interface(type(layer))
+        if getattr(layer, "config", None) is model.config and _uses_interface(type(layer).forward)
     ]
 
 
 @cache
-def _uses_interface(layer: type[nn.Module]) -> bool:
+def _uses_interface(forward: Callable[..., Any]) -> bool:
     try:
-        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(layer.forward)
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(forward)
     except (OSError, TypeError):  # written in a console
         return False
 
@@ -288,3 +300,40 @@ def set_attention(model: Any, mechanism: str, pattern: str) -> None:
     register_with_transformers()
     lookup("mechanism", mechanism, dict.fromkeys(name.removeprefix(PREFIX) for name in interface_names()))
     model.set_attn_implementation(f"{PREFIX}{mechanism}" + (f":{pattern}" if "S" in pattern else ""))
+
+
+def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
+    """How far the linear attention of a model of transformers is from the softmax attention that it replaces.
+
+    Every linear layer of the student reads what the teacher's attention there reads, so that all layers learn at once
+    and none waits for another. Nothing is propagated from layer to layer, nor into the teacher.
+
+    Args:
+        student: from `linvit.linearize(teacher, …)`.
+        teacher: with attn_implementation="sdpa" or another that takes masks of bool.
+        inputs: arguments of the teacher, such as pixel_values, or input_ids and attention_mask.
+
+    Returns:
+        |student - teacher|² / |teacher|² of each linear layer, over the tokens that count, (layers,).
+    """
+    mechanism, pattern = _meaning(student.config._attn_implementation)
+    pairs = zip(attention_layers(teacher), attention_layers(student), strict=True)
+    letters = pattern or ("L" if mechanism else "S") * len(attention_layers(student))
+    counted, errors = inputs.get("attention_mask"), []
+
+    def compare(learning: nn.Module, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        with torch.enable_grad():
+            given, wanted = learning(*args, **kwargs)[0], output[0]
+            if counted is not None and counted.shape == wanted.shape[:2]:
+                given, wanted = given[counted.bool()], wanted[counted.bool()]
+            errors.append((given - wanted).square().sum() / wanted.square().sum())
+
+    with ExitStack() as stack, torch.no_grad():
+        for (layer, learning), letter in zip(pairs, letters, strict=True):
+            if letter == "L":
+                hook = layer.register_forward_hook(partial(compare, learning), with_kwargs=True)
+                stack.callback(hook.remove)
+        teacher(**inputs)
+    if not errors:
+        raise SettingError("the network has kept softmax attention in all layers: set an L in its `pattern`")
+    return torch.stack(errors)
