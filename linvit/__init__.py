@@ -23,6 +23,7 @@ __all__ = [
     "models",
     "new_recipe",
     "register_mechanism",
+    "register_with_transformers",
     "run_in_strips",
     "swap_attention",
     "train",
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
     from linvit.explorer import explore
     from linvit.fusion import fast, fuse
     from linvit.layers.mechanisms import list_mechanisms
-    from linvit.models import linearize, register_mechanism, swap_attention
+    from linvit.models import linearize, register_mechanism, register_with_transformers, swap_attention
     from linvit.released import load_released
     from linvit.runs import Run, export, load_run, new_recipe, train
     from linvit.streaming import run_in_strips
 
 if find_spec("timm") and "linvit_cli" not in sys.modules:  # the command line imports what a command needs
     import_module("linvit.models")
+    if "transformers" in sys.modules:
+        import_module("linvit.models.hugging_face").register_with_transformers()
 
 ON_DEMAND = {
     "Run": "runs",
@@ -56,6 +59,7 @@ ON_DEMAND = {
     "load_run": "runs",
     "new_recipe": "runs",
     "register_mechanism": "models",
+    "register_with_transformers": "models",
     "run_in_strips": "streaming",
     "swap_attention": "models",
     "train": "runs",

@@ -34,7 +34,7 @@ BUDGETS = {
     "fuzz": 9,
     "kernels": 95,
     "layers": 8,
-    "models": 50,
+    "models": 62,
     "ops": 50,
     "parallel": 1,
     "runs": 185,

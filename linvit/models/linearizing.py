@@ -30,6 +30,7 @@ from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import check_model
 from linvit.models.family import imagenet_cfg, register
+from linvit.models.hugging_face import of_transformers
 from linvit.models.pretrained import create
 from linvit.models.slots import Slot, slots_of
 from linvit.models.swap import (
@@ -108,6 +109,8 @@ def linearize(
         raise SettingError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
     student = copy.deepcopy(model)
     kept = {id(module) for module in student.modules()}
+    if of_transformers(student):
+        return swap_attention(student, mechanism, pattern, attention)
     slots = slots_of(student)
     if slots is None:
         _replace_operators(student, mechanism, pattern, attention or {})

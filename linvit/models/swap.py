@@ -37,6 +37,7 @@ from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import Hydra, TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention
 from linvit.models.family import imagenet_cfg, register
+from linvit.models.hugging_face import attention_layers, of_transformers, set_attention
 from linvit.models.pretrained import create
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
 from linvit.ops.state import Weighting
@@ -97,7 +98,7 @@ class PaddedVisionTransformer(VisionTransformer):
 def swap_attention(
     model: nn.Module, mechanism: str, pattern: str | None = None, attention: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Replace the attention of a timm model, in place.
+    """Replace the attention of a model of timm or transformers, in place.
 
     In Swin and SAM a stage or block with another attention sees its whole map at once: no windows, no shift, no
     relative positions. In PVT keys and values no longer come from a reduced map. In Hiera only the blocks that do not
@@ -107,10 +108,13 @@ def swap_attention(
     made for the model's image size and interpolated for other sizes, which the model must accept (timm's
     `dynamic_img_size`).
 
+    A model of transformers keeps its layers; their attention function is replaced, as by its name
+    (`linvit.register_with_transformers`).
+
     Args:
         model: a VisionTransformer (DeiT, ViT, DINOv2, CLIP, SigLIP), Eva, NaFlexVit, VisionTransformerSAM,
             Hiera, SwinTransformer or PyramidVisionTransformerV2, or a network with an adapter of its own
-            (`linvit.models.slots.adapter`).
+            (`linvit.models.slots.adapter`); or a model of transformers whose tokens all see each other.
         mechanism: a name in MECHANISMS, such as "rala".
         pattern: one letter per stage, such as "LLSS": L for the mechanism, S to keep the present attention. In networks
             without stages one letter per block, or fewer for runs of equal length. By default all attention is
@@ -126,6 +130,8 @@ def swap_attention(
     that the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
+    if of_transformers(model):
+        return _swap_by_name(model, mechanism, pattern, attention)
     layer: type = lookup("mechanism", mechanism, TOKEN_LAYERS)
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     check_keys("attention", attention or {}, takes)
@@ -148,6 +154,27 @@ def swap_attention(
         given = {"mechanism": mechanism, "pattern": pattern, "attention": dict(attention or {}) or None}
         arguments = {name: value for name, value in given.items() if value is not None}
         record(model, model.pretrained_cfg, {"base": base, **arguments, "swapped": True})
+    return model
+
+
+def _swap_by_name(
+    model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any] | None
+) -> nn.Module:
+    if attention:
+        raise SettingError(
+            f"`attention` has {next(iter(attention))!r}, but the layers of {type(model).__name__} stay those of "
+            "transformers: leave it out."
+        )
+    count = len(attention_layers(model))
+    if not count:
+        raise SettingError(
+            f"`model` is a {type(model).__name__}, expected a network whose own attention uses the interface of "
+            "transformers: choose another, or one of its towers, such as `model.vision_tower`."
+        )
+    letters = each_letter(pattern, count)
+    if "L" in letters:
+        set_attention(model, mechanism, letters)
+    vars(model).update(mechanism=mechanism, pattern=letters)
     return model
 
 
