@@ -239,6 +239,17 @@ PILOTS: tuple[Row, ...] = (
     short("pilot-care", "care care_symmetric care_stacked care_no_memory", f"optimizer.lr=4e-3 {ON_IMAGENETTE}"),
 )
 
+# The referee: its stages are in `evidence.referee`, and its pilot says only that every variant trains.
+
+OF_REFEREE = "mala mala_blocks rala rala_blocks rala_uniform softmax softmax_gated linear mhla vittt nala"
+PILOT_OF_REFEREE = short(
+    "pilot-referee",
+    OF_REFEREE,
+    f"{HELD_OUT} trainer.max_epochs=3 trainer.limit_train_batches=32 trainer.limit_val_batches=8 trainer.precision=32-true",
+    seeds=1,
+    title="The referee's pilot",
+)
+
 # Small studies, which need no data of others.
 
 SMALL: dict[str, Any] = {"page": "", "here": False}
@@ -352,6 +363,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "rates": RATES,
     "rates-linearize": (*student_rates("linear"), *student_rates("mala")),
     "pilots": PILOTS,
+    "referee": (PILOT_OF_REFEREE,),
     "small-language": SMALL_LANGUAGE,
     "small-speech": SMALL_SPEECH,
     "small-generation": SMALL_GENERATION,
