@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from evidence import inside, speeds
+from evidence import inside, referee, speeds
 from evidence.claims import (
     ACCURACY,
     ALPHA,
@@ -300,6 +300,7 @@ TABLES = {
     "other_tasks": ("real-images", tasks_table),
     "linearize_kept": ("linearize", kept_table),
     "speeds": ("benchmarks", speeds.table),
+    **{name: ("referee", table) for name, table in referee.TABLES.items()},
 }
 """The names of marks → page, and the table between them."""
 
