@@ -347,8 +347,8 @@ def networks_table() -> str:
     cells = []
     for name in VARIANTS:
         with torch.device("meta"):
-            network = RUNS["classification"].create_network(read_recipe(RECIPES / f"{name}.yaml")["model"], 10, 3)
-        cost = count_cost(network, (3, 32, 32))
+            built = RUNS["classification"].create_network(read_recipe(RECIPES / f"{name}.yaml")["model"], 10, 3)
+        cost = count_cost(built, (3, 32, 32))
         millions = f"{cost.macs / 1e6:.1f} + {cost.macs_attention / 1e6:.1f}"
         row = {"network": f"`{name}`", "tokens": "64", "parameters": f"{cost.parameters:,}", "M MACs": millions}
         like = dict.fromkeys(("published top-1", "its tokens", "its G MACs, counted"), "–")

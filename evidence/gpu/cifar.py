@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-from evidence.gpu.carry import CARRIED, ROOT
+from evidence.gpu.carry import CARRIED
+from evidence.rows import ROOT, Call
 from linvit.data.images.small import LAYOUTS
 from linvit.files import write_text
 
@@ -18,6 +19,11 @@ FOLDER = ROOT / "data" / "cifar"
 ARCHIVE = CARRIED / "cifar.tar.xz"
 LARGEST = 40 * 2**20  # bytes of a file that travels
 LAYOUT = LAYOUTS[0]
+
+
+def pack(call: Call) -> None:
+    """As a row of the table of evidence; the clone is data/cifar-images."""
+    print(carry(ROOT / "data" / "cifar-images", Path(call.cifar)))
 
 
 def carry(images: Path, folder: Path = FOLDER, archive: Path = ARCHIVE) -> str:

@@ -27,6 +27,7 @@ from evidence import referee
 from evidence.gpu import cifar
 from evidence.gpu.jobs import Case, Results
 from evidence.referee import STAGES, Stage
+from evidence.rows import ROOT
 from linvit.data.images.small import LAYOUTS, SIDE, Cifar
 from linvit.data.order import Augmented, Batches, Position, ResumableBatches
 from linvit.environment import end_with_parent
@@ -36,7 +37,7 @@ from linvit.runs.tasks import SOURCES, ClassificationRun
 from linvit.studies.pool import Training
 
 CODE = ("evidence/gpu/referee.py",)
-PREPARED = cifar.ROOT / "build" / "referee"
+PREPARED = ROOT / "build" / "referee"
 PREPARERS = 6  # processes that augment beside those that train
 PATIENCE = 300.0  # seconds that a run waits for an epoch of images
 TOY = ("model.depth=1", "trainer.max_epochs=2", "data.batch_size=8", "trainer.precision=32-true")
