@@ -377,7 +377,7 @@ def power_table() -> str:
     return markdown_rows(cells, left=0)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "referee_networks": networks_table,
     "referee_power": power_table,
     "referee_claims": claims_table,

@@ -85,6 +85,173 @@ def _books_benchmarks(call: Call) -> None:
     write_benchmarks(options["recipes"], options["folder"], "data/benchmarks", ledger, page, print)
 
 
+def _cifar10_images(call: Call) -> None:
+    """Images of the first seed of each mechanism that has been trained here."""
+    for name in CIFAR10.names:
+        run = Path("runs/evidence/cifar10") / name / "seed0"
+        if run.is_dir():
+            run_linvit(f"generate {run} --guidance 2 --count 10 --output docs/evidence/cifar10_{name}.png", call)
+
+
+# From softmax to linear attention.
+
+SWAPPED = "model.mechanism=linear,rala,mala,inline,polaformer"
+REPLACED = "model.mechanism=linear,rala,mala,inline"
+KEPT = "model.pattern=LLLLLL,LLLLLS,LLLLSS,LLLSSS,SLLLLL,SSLLLL,SSSLLL"
+COPIES = " ".join(
+    f"{copied}_{learned}"
+    for copied in ("nothing", "attention", "mlp", "all")
+    for learned in ("none", "outputs", "maps")
+)
+
+
+def student(name: str, recipes: str, over: str, ledger: str = "", settings: str = "", **options: Any) -> Comparison:
+    """A comparison of linear students; the folder of their recipes is in its recipes' names."""
+    options = {"page": "linearize", **options}
+    return compared(name, "evidence/linearize/{}", recipes, settings, over=over, ledger=ledger, **options)
+
+
+def step(name: str, recipes: str, over: str, settings: str = "", **options: Any) -> Comparison:
+    """Students whose weights later ones start from; a ledger has no weights, so `--again` trains them once more."""
+    options = {"weights": True, "also": "top1", "task": "students", "score": "error", **options}
+    return student(name, recipes, over, settings=settings, **options)
+
+
+def copies(name: str, recipes: str) -> Comparison:
+    """Not with seed 0, the teacher's: with it new weights are those from which the teacher's were trained."""
+    paths = " ".join(f"copies/{recipe}" for recipe in recipes.split())
+    return student(name, paths, REPLACED, "" if name == "linearize_copies" else "linearize_copies", first_seed=1)
+
+
+LINEARIZE: tuple[Row, ...] = (
+    step("linearize_align", "vit/align", SWAPPED, seeds=4),
+    step("linearize_transfer", "vit/transfer", SWAPPED),
+    student("linearize_tune", "vit/new vit/copied vit/tune", SWAPPED),
+    student("linearize_tuned", "vit/tune", SWAPPED, "linearize_tune"),
+    student("linearize_steps", "vit/copied vit/tune", SWAPPED, "linearize_tune"),
+    step("linearize_pyramid_align", "pyramid/align", REPLACED),
+    step("linearize_pyramid_transfer", "pyramid/transfer", REPLACED),
+    student("linearize_pyramid_tune", "pyramid/new pyramid/copied pyramid/tune", REPLACED),
+    student("linearize_pyramid_tuned", "pyramid/tune", REPLACED, "linearize_pyramid_tune"),
+    student("linearize_pyramid_steps", "pyramid/copied pyramid/tune", REPLACED, "linearize_pyramid_tune"),
+    step(
+        "linearize_copies_align",
+        "copies/align_outputs_new copies/align_maps_copied copies/align_maps_new",
+        REPLACED,
+        first_seed=1,
+        counted=False,
+    ),
+    copies("linearize_copies", COPIES),
+    copies("linearize_attention", "mlp_none all_none"),
+    copies("linearize_attention_outputs", "mlp_outputs all_outputs"),
+    copies("linearize_learned", "all_none all_outputs all_maps"),
+    copies("linearize_maps", "all_outputs all_maps"),
+    step("linearize_hybrid_align", "vit/align", KEPT, "model.mechanism=mala"),
+    student("linearize_hybrid", "vit/hybrid", KEPT, settings="model.mechanism=mala"),
+)
+
+
+def plan(network: str, size: int) -> Commands:
+    """Which blocks may become linear; its times need a quiet machine."""
+    name = f"linearize_plan_{network}"
+    line = (
+        f"linearize recipes/evidence/linearize/{network}/align.yaml --plan --size {size} --output runs/evidence/{name}"
+    )
+    settings = f"--set model.mechanism=mala folder=runs/evidence/linearize_planned_{network}"
+    return Commands(name, (f"{line} --write docs/evidence/linearize.md {settings}",))
+
+
+# Short runs before the evidence, never on the data that it is measured on.
+# Learning rates were chosen with one seed, numbers of seeds by the pilots. Those of three studies had no ledger yet.
+
+HELD_OUT = "data.held_out=0.1"
+ON_CIFAR = f"trainer.max_epochs=2 {HELD_OUT} {LAST_EPOCH}=2"
+ON_IMAGENETTE = f"data.root=data/imagenette-80/train trainer.max_epochs=4 {HELD_OUT} {LAST_EPOCH}=4"
+LOW, HIGH = "5e-4,1e-3,2e-3,4e-3", "1e-3,2e-3,4e-3,8e-3"
+HIGHEST, BOOK_RATES = f"{HIGH},16e-3,32e-3", "4e-3,8e-3,16e-3"
+ALIGN_RATES = "1e-3,3e-3,1e-2,3e-2,1e-1"
+
+
+def short(name: str, recipes: str, settings: str, **options: Any) -> Comparison:
+    """A comparison on no page, in a folder such as runs/pilot/vit."""
+    network = name.rpartition("-")[2]
+    options = {"page": "", "folder": name.replace("-", "/"), "here": False, **options}
+    return compared(name, f"evidence/{network}/{{}}", recipes, settings, **options)
+
+
+def rates(of: Comparison, values: str, settings: str) -> Comparison:
+    """The recipes of a comparison at each of these learning rates, with one seed."""
+    rate = f"optimizer.lr={values}"
+    return Comparison(f"rates-{of.name.partition('_')[0]}", of.recipes, rate, tuple(settings.split()), seeds=1)
+
+
+def student_rates(mechanism: str) -> tuple[Comparison, ...]:
+    """The rates of the copies, and of their alignments."""
+    setting, name = f"model.mechanism={mechanism} {HELD_OUT}", "linearize_rates{}_" + mechanism
+    starts = "copies/nothing_none copies/attention_none copies/mlp_none copies/all_none"
+    epochs = f"{setting} trainer.max_epochs=2 {LAST_EPOCH}=2"
+    return (
+        student(name.format(""), starts, f"optimizer.lr={LOW}", settings=epochs, seeds=1),
+        step(name.format("_align"), "vit/align", f"optimizer.lr={ALIGN_RATES}", setting, seeds=1, weights=False),
+        step(
+            name.format("_maps"),
+            "copies/align_maps_copied",
+            f"optimizer.lr={ALIGN_RATES},3e-1",
+            setting,
+            seeds=1,
+            weights=False,
+        ),
+    )
+
+
+OF_VIT = (
+    "softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient linear_angular"
+    " enhanced agent mlla"
+)
+RATES: tuple[Row, ...] = (
+    short("rates-vit", OF_VIT, ON_CIFAR, seeds=1, over=f"optimizer.lr={HIGH}"),
+    short(
+        "rates-pyramid",
+        "softmax linear rala mala rala_mala inline efficient",
+        ON_IMAGENETTE,
+        seeds=1,
+        over=f"optimizer.lr=5e-4,{HIGH}",
+    ),
+    short("rates-care", "care", ON_IMAGENETTE, seeds=1, over=f"optimizer.lr={HIGHEST}"),
+    rates(DENSE[0], LOW, f"trainer.max_epochs=5 {LAST_EPOCH}=5"),  # UperNet takes those of Semantic FPN
+    rates(DENSE[2], LOW, f"trainer.max_epochs=7 {LAST_EPOCH}=7"),  # Mask R-CNN those of RetinaNet
+    rates(AN4, HIGH, f"{HELD_OUT} trainer.max_epochs=15 {LAST_EPOCH}=15"),
+    rates(
+        BOOKS,
+        BOOK_RATES,
+        f"data.split=1 data.val_rows=1200 trainer.max_epochs=1 trainer.limit_train_batches=1000 {LAST_EPOCH}=1",
+    ),
+    rates(CIFAR10, HIGHEST, f"{HELD_OUT} task.generates=false trainer.max_epochs=2 {LAST_EPOCH}=2"),
+)
+PILOTS: tuple[Row, ...] = (
+    short("pilot-vit", IN_ALL, f"optimizer.lr=2e-3 {ON_CIFAR}"),
+    short(
+        "pilot-clip-vit",
+        IN_ALL,
+        f"{ON_CIFAR} task.ema_decay=0.99 task.ema_warmup=true",
+        seeds=4,
+        over="trainer.gradient_clip_val=null,1.0",
+    ),
+    short("pilot-pyramid", IN_ALL, f"optimizer.lr=2e-3 {ON_IMAGENETTE}"),
+    short("pilot-care", "care care_symmetric care_stacked care_no_memory", f"optimizer.lr=4e-3 {ON_IMAGENETTE}"),
+)
+
+# The referee: its stages are in `evidence.referee`, and its pilot says only that every variant trains.
+
+PILOT_OF_REFEREE = short(
+    "pilot-referee",
+    " ".join(referee.VARIANTS),
+    f"{HELD_OUT} trainer.max_epochs=2 trainer.precision=32-true"
+    " trainer.limit_train_batches=24 trainer.limit_val_batches=4",
+    seeds=1,
+    title="The referee's pilot",
+)
+
 # Small studies, which need no data of others.
 
 SMALL: dict[str, Any] = {"page": "", "here": False}
