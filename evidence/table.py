@@ -247,7 +247,7 @@ PILOT_OF_REFEREE = short(
     "pilot-referee",
     " ".join(referee.VARIANTS),
     f"{HELD_OUT} trainer.max_epochs=2 trainer.precision=32-true"
-    " trainer.limit_train_batches=24 trainer.limit_val_batches=4",
+    " trainer.limit_train_batches=16 trainer.limit_val_batches=4",
     seeds=1,
     title="The referee's pilot",
 )

@@ -40,7 +40,7 @@ CODE = ("evidence/gpu/referee.py",)
 PREPARED = ROOT / "build" / "referee"
 PREPARERS = 6  # processes that augment beside those that train
 PATIENCE = 300.0  # seconds that a run waits for an epoch of images
-TOY = ("model.depth=1", "trainer.max_epochs=2", "data.batch_size=8", "trainer.precision=32-true")
+TOY = ("model.depth=1", "trainer.max_epochs=2", "data.batch_size=8")
 
 
 class Prepared(Cifar):
