@@ -177,11 +177,11 @@ def read(ledger: Path) -> dict[str, dict[str, Any]]:
 
 def accuracies(rates: Path) -> dict[str, dict[str, list[float]]]:
     """Variant → rate → the held-out accuracies of its seeds; 0 for a run that diverged."""
-    found: dict[str, dict[str, list[float]]] = {}
+    shares: dict[str, dict[str, list[float]]] = {}
     for run, row in read(rates).items():
         name, _, rate, *_ = run.split()  # "mala at 2e-3 seed 0"
-        found.setdefault(name, {}).setdefault(rate, []).append(row["result"]["inside"].get("last", 0.0))
-    return found
+        shares.setdefault(name, {}).setdefault(rate, []).append(row["result"]["inside"].get("last", 0.0))
+    return shares
 
 
 def best_of(tried: Mapping[str, Sequence[float]]) -> str | None:

@@ -41,7 +41,7 @@ def carry(images: Path, folder: Path = FOLDER, archive: Path = ARCHIVE) -> str:
     return f"{archive} has {size / 2**20:.1f} MiB."
 
 
-def found(folder: Path = FOLDER, archive: Path = ARCHIVE) -> Path:
+def unpacked(folder: Path = FOLDER, archive: Path = ARCHIVE) -> Path:
     """The folder with CIFAR-10, made from the archive if it is not there.
 
     Raises FileNotFoundError if there is neither.
@@ -64,8 +64,8 @@ def write_binary(images: Path, folder: Path) -> None:
     for split, files in (("train", LAYOUT.train), ("test", (LAYOUT.test,))):
         paths = sorted((images / split).glob("*/*.jpg"), key=lambda path: (path.name, path.parent.name))
         records = np.stack([record(path, classes.index(path.parent.name)) for path in paths])
-        for name, part in zip(files, np.array_split(records, len(files)), strict=True):
-            part.tofile(target / name)
+        for name, share in zip(files, np.array_split(records, len(files)), strict=True):
+            share.tofile(target / name)
     write_text(target / LAYOUT.names, "\n".join([*classes, ""]))
 
 

@@ -139,7 +139,7 @@ def cases(toy: bool) -> list[Case]:
 
 def train(stage: Stage) -> Results:
     """A stage of the real size; after a stop the same call goes on."""
-    root = cifar.found()
+    root = cifar.unpacked()
     with shared_card():
         begin_preparing = partial(augmented, root=root, processes=min(PREPARERS, os.cpu_count() or 1))
         with begin_preparing(stage):
@@ -216,8 +216,8 @@ def toy_stage(name: str) -> Results:
     with TemporaryDirectory() as folder:
         root, out = Path(folder) / "cifar", Path(folder) / "evidence"
         write_noise(root)
-        (found,) = [stage for stage in STAGES if stage.name == name]
-        stage = replace(found, folder=out, settings=(*TOY, f"data.root={root}"), seeds=found.seeds[:1])
+        (real,) = [stage for stage in STAGES if stage.name == name]
+        stage = replace(real, folder=out, settings=(*TOY, f"data.root={root}"), seeds=real.seeds[:1])
         if stage.seeds:
             write_rates(stage)
         else:

@@ -150,6 +150,12 @@ def test_prepared_images_are_those_of_linvit_train(tmp_path):
             torch.testing.assert_close(made, images, rtol=2**-10, atol=2**-24)  # rounded once to float16
             assert torch.equal(targets, same)
         assert len(pairs[0]) == 5
+    resumed = job.Prepared(cache=str(folder), **settings)
+    resumed.load_state_dict({"reached": (1, 3)})
+    loader = resumed.train_dataloader()
+    loader.sampler.set_epoch(1)
+    for (images, _), (again, _) in zip(pairs[1][3:], loader, strict=True):
+        assert torch.equal(images, again)
 
 
 def test_a_run_waits_for_images_and_gives_up(tmp_path, monkeypatch):
@@ -168,9 +174,9 @@ def test_a_clone_becomes_an_archive_and_binary_files(tmp_path):
                 Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
     archive = tmp_path / "gpu" / "cifar.tar.xz"
     with pytest.raises(FileNotFoundError, match="python -m evidence run cifar"):
-        cifar.found(tmp_path / "there", archive)
+        cifar.unpacked(tmp_path / "there", archive)
     assert "MiB" in cifar.carry(tmp_path / "clone", tmp_path / "here", archive)
-    assert cifar.found(tmp_path / "there", archive) == tmp_path / "there"
+    assert cifar.unpacked(tmp_path / "there", archive) == tmp_path / "there"
     here, there = (Cifar(str(tmp_path / name)).images("train", np.asarray) for name in ("here", "there"))
     assert np.array_equal(here.pixels, there.pixels)
     assert here.targets.tolist() == [0, 1] * 5
