@@ -8,9 +8,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evidence import inside, speeds
+from evidence import inside, referee, speeds
 from evidence.claims import (
     ACCURACY,
     ALPHA,
@@ -295,11 +295,12 @@ def kept_table() -> str:
     return markdown_rows(cells, left=2)
 
 
-TABLES = {
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "asked_later": ("real-images", later_table),
     "other_tasks": ("real-images", tasks_table),
     "linearize_kept": ("linearize", kept_table),
     "speeds": ("benchmarks", speeds.table),
+    **{name: ("referee", table) for name, table in referee.TABLES.items()},
 }
 """The names of marks → page, and the table between them."""
 

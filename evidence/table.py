@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from evidence import referee
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
+from evidence.gpu import cifar
 from evidence.language_tasks import write_benchmarks
 from evidence.rows import EVIDENCE, Bench, Call, Claims, Commands, Comparison, Function, Row, run_linvit
 
@@ -239,6 +241,17 @@ PILOTS: tuple[Row, ...] = (
     short("pilot-care", "care care_symmetric care_stacked care_no_memory", f"optimizer.lr=4e-3 {ON_IMAGENETTE}"),
 )
 
+# The referee: its stages are in `evidence.referee`, and its pilot says only that every variant trains.
+
+PILOT_OF_REFEREE = short(
+    "pilot-referee",
+    " ".join(referee.VARIANTS),
+    f"{HELD_OUT} trainer.max_epochs=2 trainer.precision=32-true"
+    " trainer.limit_train_batches=16 trainer.limit_val_batches=4",
+    seeds=1,
+    title="The referee's pilot",
+)
+
 # Small studies, which need no data of others.
 
 SMALL: dict[str, Any] = {"page": "", "here": False}
@@ -341,7 +354,7 @@ def _counts(call: Call) -> None:
     store_networks()
 
 
-GROUPS: dict[str, tuple[Row, ...]] = {
+GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
     "papers": PAPERS,
     "dense": DENSE,
     "speech": (AN4,),
@@ -352,6 +365,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "rates": RATES,
     "rates-linearize": (*student_rates("linear"), *student_rates("mala")),
     "pilots": PILOTS,
+    "referee": (Function("cifar", cifar.pack), PILOT_OF_REFEREE, *referee.STAGES),
     "small-language": SMALL_LANGUAGE,
     "small-speech": SMALL_SPEECH,
     "small-generation": SMALL_GENERATION,
@@ -372,10 +386,10 @@ ALL = ("papers", "dense", "speech", "language", "generation", "linearize")
 ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 
 
-def chosen(names: list[str]) -> list[Row]:
+def chosen(names: list[str]) -> list[Row | referee.Stage]:
     """The rows with these names, or in these groups, in the order of the table."""
     groups = GROUPS | {"all": tuple(row for name in ALL for row in GROUPS[name])}
-    rows: list[Row] = []
+    rows: list[Row | referee.Stage] = []
     for name in names:
         if name not in groups and name not in ROWS:
             raise ValueError(f"There is no {name!r} in the table: `python -m evidence list` shows what there is.")

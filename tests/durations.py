@@ -27,7 +27,7 @@ BUDGETS = {
     "cli": 8,
     "data": 10,
     "deploy": 11,
-    "evidence": 19,
+    "evidence": 20,
     "explorer": 4,
     "formulas": 6,
     "fusion": 12,

@@ -128,6 +128,8 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
     if options.out is not None:
         carry.pack(options.out.resolve())
         shutil.copytree(options.rows, options.out, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+        for ledger in carry.ROOT.glob("docs/evidence/*referee.jsonl"):
+            shutil.copy(ledger, options.out / f"ledger-{ledger.name}")
     return status
 
 

@@ -64,6 +64,7 @@ QUEUE = (
         processes=16,
     ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
+    Job("referee", 9, "referee:cases", "trainings: MHLA, ViT³, NaLaFormer, and blocks crossed with MALA and RALA"),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )
 """Jobs of later work are added where they decide most."""

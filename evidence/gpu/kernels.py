@@ -56,7 +56,9 @@ VARIANTS = [
 
 def correctness(toy: bool) -> list[Case]:
     shapes = ((20, 16),) if toy else gpu.SHAPES
-    with patch.multiple(gpu, SHAPES=shapes, machine_obstacle=lambda *_: None):  # what cannot run says so in its row
+    with patch.multiple(
+        gpu, SHAPES=shapes, machine_obstacle=lambda *_, **__: None
+    ):  # what cannot run says so in its row
         named = gpu.cases(torch.device("cpu" if toy else "cuda"))
     listed = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
     sizes: list[Shape] = [(1, 2, (5, 5))] if toy else [(64, 8, (14, 14)), (8, 4, (56, 56))]

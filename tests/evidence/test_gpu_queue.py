@@ -169,6 +169,12 @@ def test_the_list_says_what_is_left(tmp_path):
     assert queue.state(job, older) == (f"0 of {len(cases)} rows, and rows of older code", False)
 
 
+def test_every_job_lists_its_cases_without_a_gpu():
+    for job in QUEUE:
+        names = [case.name for case in job.cases(False)]
+        assert 0 < len(names) == len({*names})
+
+
 def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch, capsys):
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
