@@ -110,11 +110,16 @@ def call(run: "Run", verb: str, *values: Any, settings: Mapping[str, Any] | None
 
 
 def load(options: argparse.Namespace, path: str | None, **more: Any) -> "Run":
-    """The run that the arguments name."""
+    """The run that the arguments name; from now on torch has at most the threads of its training."""
+    import torch
+
     from linvit.runs.loading import load_run
 
     framework = getattr(options, "framework", None)
-    return load_run(path, model=options.model, checkpoint=options.checkpoint, framework=framework, **more)
+    run = load_run(path, model=options.model, checkpoint=options.checkpoint, framework=framework, **more)
+    if threads := (run.recipe or {}).get("trainer", {}).get("threads"):
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
+    return run
 
 
 OVERRIDE = re.compile(r"(?:--)?(data(?:\.[\w.]+)?=.*)", re.DOTALL)

@@ -14,9 +14,11 @@ from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
 
 from linvit.environment import using_threads
+from linvit.runs import loading
 from linvit.runs.folder import RunStoppedError
 from linvit.runs.threads import ChoosesThreads, fastest, measured
 from linvit.runs.training import train_folder
+from linvit_cli.run_arguments import load
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +105,13 @@ def test_no_task_is_changed_by_measuring(preferring, tmp_path, write):
     run = train_folder(recipe, {"trainer.max_epochs": 1})
     given = train_folder(recipe, {"trainer.max_epochs": 1, "trainer.threads": 1}, folder=tmp_path / "given")
     assert differing(given, run, fewest=50) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "number"), [({"threads": 1}, 1), ({"threads": 8}, 2), ({"threads": None}, 2), ({}, 2)]
+)
+def test_the_command_line_computes_with_the_threads_of_the_training(trainer, number, monkeypatch):
+    monkeypatch.setattr(loading, "load_run", lambda *_, **__: SimpleNamespace(recipe={"trainer": trainer}))
+    with using_threads(2):
+        load(SimpleNamespace(model=None, checkpoint=None), "runs/my")
+        assert torch.get_num_threads() == number
