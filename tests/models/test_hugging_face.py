@@ -468,6 +468,10 @@ SWAPS = {
         "or one of its towers, such as `model.vision_tower`",
     ),
     "no interface": (lambda: linvit.linearize(NOT_THERE.build("eager")), "expected a network whose own attention uses"),
+    "letters of a present model": (
+        lambda: linvit.linearize(bert("sdpa"), "mala", "LS").set_attn_implementation("linvit:mala:LSL"),
+        "'linvit:mala:LSL', but the model has another number of attention layers, expected one letter for each",
+    ),
     "a name": (lambda: shown(bert("linvit:mala:LSL")), "has another number of attention layers, expected one letter"),
 }
 
