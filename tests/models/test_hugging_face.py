@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import timm
@@ -502,17 +501,3 @@ def test_importing_linvit_does_not_import_transformers():
 def test_importing_linvit_after_transformers_registers():
     code = "import transformers, linvit; print('linvit:mala' in transformers.AttentionInterface())"
     assert python(code) == ["True"]
-
-
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "use" / "transformers.md").read_text()
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
-        exec(block, names)
-    assert names["tokens"].shape == (1, 17, 64)
-    assert names["again"].config._attn_implementation == "linvit:rala"
-    assert names["softmax"].config._attn_implementation == "sdpa"
-    assert names["both"].config.vision_config._attn_implementation == "linvit:mala"
-    for architecture in ARCHITECTURES:
-        assert architecture.replace(" text", "") in page
