@@ -220,8 +220,14 @@ def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
 
     @wraps(check)
     def only_with_interface(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        pattern = _meaning(requested_attention)[1]
-        if str(requested_attention).startswith(PREFIX) and not _asks_for_attention(model):
+        ours, pattern = str(requested_attention).startswith(PREFIX), _meaning(requested_attention)[1]
+        if ours and not pattern and requested_attention not in interface_names():
+            known = ", ".join(interface_names())
+            raise SettingError(
+                f"`attn_implementation` is {requested_attention!r}, expected one of {known}, or a hybrid, such as "
+                "'linvit:mala:LLSS': choose another, or linvit.swap_attention on a network of timm."
+            )
+        if ours and not _asks_for_attention(model):
             raise SettingError(
                 f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
                 "not use the interface of transformers: choose another model, or linvit.swap_attention for one of timm."

@@ -303,6 +303,14 @@ def test_what_softmax_attention_alone_has_is_refused_in_one_sentence(case):
     assert ". " not in text
 
 
+@pytest.mark.parametrize("name", ["linvit:focused", "linvit:nothing", "linvit:mala:", "linvit:mala:LX", "linvit:"])
+def test_an_unknown_name_lists_those_that_are_known(name):
+    with pytest.raises(
+        SettingError, match=re.escape(f"is {name!r}, expected one of linvit:linear, linvit:linear_relu")
+    ):
+        bert(name)
+
+
 def test_a_map_over_all_tokens_has_no_padding():
     with pytest.raises(ValueError, match=r"'softmax_tokens', which combines all tokens, .* accepts no `key_mask`"):
         shown(bert("linvit:efficient"))
