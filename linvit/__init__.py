@@ -5,6 +5,7 @@ the extra `train`.
 """
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 if find_spec("timm") and "linvit_cli" not in sys.modules:  # the command line imports what a command needs
     import_module("linvit.models")
     if "transformers" in sys.modules:
-        import_module("linvit.models.hugging_face").register_with_transformers()
+        with suppress(ImportError):  # it is older than 5
+            import_module("linvit.models.hugging_face").register_with_transformers()
 
 ON_DEMAND = {
     "Run": "runs",

@@ -56,10 +56,10 @@ def register_with_transformers() -> None:
         ImportError: if transformers is not installed, or too old.
     """
     try:
-        import transformers  # noqa: F401
+        from transformers import PreTrainedConfig, PreTrainedModel
     except ImportError as error:
         raise ImportError("transformers 5 is not installed: pip install 'linvit[hf]'.") from error
-    _extend_transformers()
+    _extend(PreTrainedConfig, PreTrainedModel)
     for name in interface_names():
         _register(name)
 
@@ -73,18 +73,14 @@ def _register(name: str) -> None:
 
 
 @cache
-def _extend_transformers() -> None:
+def _extend(configuration: Any, model: Any) -> None:
     """Lets configurations store our names, and models know which layers of a hybrid are linear; once.
 
     Models that would ignore our names refuse them.
     """
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    PreTrainedConfig.to_dict = _with_implementation(PreTrainedConfig.to_dict)
-    PreTrainedModel.get_correct_attn_implementation = _only_with_interface(
-        PreTrainedModel.get_correct_attn_implementation
-    )
-    PreTrainedModel.post_init = _with_letters(PreTrainedModel.post_init)
+    configuration.to_dict = _with_implementation(configuration.to_dict)
+    model.get_correct_attn_implementation = _only_with_interface(model.get_correct_attn_implementation)
+    model.post_init = _with_letters(model.post_init)
 
 
 def interface_names() -> list[str]:
@@ -95,7 +91,8 @@ def interface_names() -> list[str]:
 def _needs_no_weights(name: str, axes: Mapping[str, Any]) -> bool:
     values = [each for value in axes.values() for each in (value if isinstance(value, tuple) else (value,))]
     learns = any(isinstance(value, nn.Module) for value in values)
-    return TOKEN_LAYERS[name] in (TokenAttention, GatedAttention) and not MECHANISMS[name].local_feed_forward | learns
+    plain = TOKEN_LAYERS[name] in (TokenAttention, GatedAttention) and not MECHANISMS[name].local_feed_forward
+    return plain and not learns
 
 
 def _attention(
@@ -223,15 +220,23 @@ def _only_with_interface(check: Callable[..., str]) -> Callable[..., str]:
 
     @wraps(check)
     def only_with_interface(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        asks = model._can_set_attn_implementation() and not model.config.model_type.startswith("timm_")
-        if str(requested_attention).startswith(PREFIX) and not asks:
+        ours, pattern = str(requested_attention).startswith(PREFIX), _meaning(requested_attention)[1]
+        if ours and not pattern and requested_attention not in interface_names():
+            known = ", ".join(interface_names())
+            raise SettingError(
+                f"`attn_implementation` is {requested_attention!r}, expected one of {known}, or a hybrid, such as "
+                "'linvit:mala:LLSS': choose another, or linvit.swap_attention on a network of timm."
+            )
+        if ours and not _asks_for_attention(model):
             raise SettingError(
                 f"`attn_implementation` is {requested_attention!r}, but the attention of {type(model).__name__} does "
                 "not use the interface of transformers: choose another model, or linvit.swap_attention for one of timm."
             )
-        if requested_attention is not None and _meaning(requested_attention)[1]:
+        if requested_attention is not None and pattern:
+            if len(attention_layers(model)) not in (0, len(pattern)):  # 0 before they are made
+                raise _miscounted(requested_attention)
             _register(requested_attention)
-            _give_letters(model, requested_attention)
+            _give_letters(model, pattern)
         return check(model, requested_attention, *args, **kwargs)
 
     return only_with_interface
@@ -243,9 +248,13 @@ def _with_letters(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(post_init)
     def with_letters(model: Any) -> None:
         post_init(model)
-        _give_letters(model, model.config._attn_implementation)
+        _give_letters(model, _meaning(model.config._attn_implementation)[1])
 
     return with_letters
+
+
+def _asks_for_attention(model: Any) -> bool:
+    return bool(model._can_set_attn_implementation()) and not model.config.model_type.startswith("timm_")
 
 
 def _meaning(name: str | None) -> tuple[str, str]:
@@ -255,9 +264,8 @@ def _meaning(name: str | None) -> tuple[str, str]:
     return (mechanism, pattern) if ours else ("", "")
 
 
-def _give_letters(model: Any, name: str | None) -> None:
-    pattern = _meaning(name)[1]
-    layers = attention_layers(model)
+def _give_letters(model: Any, pattern: str) -> None:
+    layers = attention_layers(model) if pattern else []
     if len(layers) == len(pattern):  # a model inside another one has fewer
         for layer, letter in zip(layers, pattern, strict=True):
             layer.letter = letter
@@ -266,11 +274,15 @@ def _give_letters(model: Any, name: str | None) -> None:
 def _letter(module: nn.Module, name: str) -> str:
     letter: str | None = getattr(module, "letter", None)
     if letter is None:
-        raise SettingError(
-            f"`attn_implementation` is {name!r}, but the model has another number of attention layers, expected one "
-            "letter for each: correct it."
-        )
+        raise _miscounted(name)
     return letter
+
+
+def _miscounted(name: str) -> SettingError:
+    return SettingError(
+        f"`attn_implementation` is {name!r}, but the model has another number of attention layers, expected one letter "
+        "for each: correct it."
+    )
 
 
 def attention_layers(model: Any) -> list[Any]:

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import timm
@@ -304,6 +303,14 @@ def test_what_softmax_attention_alone_has_is_refused_in_one_sentence(case):
     assert ". " not in text
 
 
+@pytest.mark.parametrize("name", ["linvit:focused", "linvit:nothing", "linvit:mala:", "linvit:mala:LX", "linvit:"])
+def test_an_unknown_name_lists_those_that_are_known(name):
+    with pytest.raises(
+        SettingError, match=re.escape(f"is {name!r}, expected one of linvit:linear, linvit:linear_relu")
+    ):
+        bert(name)
+
+
 def test_a_map_over_all_tokens_has_no_padding():
     with pytest.raises(ValueError, match=r"'softmax_tokens', which combines all tokens, .* accepts no `key_mask`"):
         shown(bert("linvit:efficient"))
@@ -468,6 +475,10 @@ SWAPS = {
         "or one of its towers, such as `model.vision_tower`",
     ),
     "no interface": (lambda: linvit.linearize(NOT_THERE.build("eager")), "expected a network whose own attention uses"),
+    "letters of a present model": (
+        lambda: linvit.linearize(bert("sdpa"), "mala", "LS").set_attn_implementation("linvit:mala:LSL"),
+        "'linvit:mala:LSL', but the model has another number of attention layers, expected one letter for each",
+    ),
     "a name": (lambda: shown(bert("linvit:mala:LSL")), "has another number of attention layers, expected one letter"),
 }
 
@@ -498,17 +509,3 @@ def test_importing_linvit_does_not_import_transformers():
 def test_importing_linvit_after_transformers_registers():
     code = "import transformers, linvit; print('linvit:mala' in transformers.AttentionInterface())"
     assert python(code) == ["True"]
-
-
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "use" / "transformers.md").read_text()
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
-        exec(block, names)
-    assert names["tokens"].shape == (1, 17, 64)
-    assert names["again"].config._attn_implementation == "linvit:rala"
-    assert names["softmax"].config._attn_implementation == "sdpa"
-    assert names["both"].config.vision_config._attn_implementation == "linvit:mala"
-    for architecture in ARCHITECTURES:
-        assert architecture.replace(" text", "") in page

@@ -1,0 +1,24 @@
+"""The code of docs/use/transformers.md runs, from top to bottom, and the page names the tested architectures."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+from tiny_transformers import ARCHITECTURES
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "use" / "transformers.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(block, names)
+    assert names["tokens"].shape == (1, 17, 64)
+    assert names["again"].config._attn_implementation == "linvit:rala"
+    assert names["softmax"].config._attn_implementation == "sdpa"
+    assert names["both"].config.vision_config._attn_implementation == "linvit:mala"
+    for architecture in ARCHITECTURES:
+        assert architecture.replace(" text", "") in page
