@@ -70,10 +70,10 @@ def holds_parameters(function: Callable[..., Any]) -> bool:
     """Whether a function other than a module uses parameters: by themselves, in a module, or as a module's method."""
     if isinstance(function, nn.Module):
         return False
-    found = [*_parts(function)[1], getattr(function, "__self__", None)]
+    used = [*_parts(function)[1], getattr(function, "__self__", None)]
     return any(
         isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
-        for x in found
+        for x in used
     )
 
 
