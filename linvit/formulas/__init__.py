@@ -69,6 +69,7 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     return formula.holding({slot: values[i] for slot, i in places.items()}) if places else formula
 
 
+<<<<<<< HEAD
 def warn_of_lost_parameters(name: str, value: object) -> None:
     """Warns of a function that uses parameters: by themselves, in a module, or as a module's method.
 
@@ -84,6 +85,17 @@ def warn_of_lost_parameters(name: str, value: object) -> None:
             "to no network: optimizers and state_dict() miss it. Make the function an nn.Module.",
             stacklevel=2,
         )
+=======
+def holds_parameters(function: Callable[..., Any]) -> bool:
+    """Whether a function other than a module uses parameters: by themselves, in a module, or as a module's method."""
+    if isinstance(function, nn.Module):
+        return False
+    used = [*_parts(function)[1], getattr(function, "__self__", None)]
+    return any(
+        isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
+        for x in used
+    )
+>>>>>>> hour
 
 
 def _kind(x: Any, values: list[Any]) -> Any:
