@@ -69,33 +69,21 @@ def formula_of(function: Callable[..., Any], heads: int, width: int | None, devi
     return formula.holding({slot: values[i] for slot, i in places.items()}) if places else formula
 
 
-<<<<<<< HEAD
 def warn_of_lost_parameters(name: str, value: object) -> None:
     """Warns of a function that uses parameters: by themselves, in a module, or as a module's method.
 
     name: of the option whose value it is. No network knows such parameters.
     """
-    found = [*_parts(value)[1], getattr(value, "__self__", None)] if callable(value) else []
+    used = [*_parts(value)[1], getattr(value, "__self__", None)] if callable(value) else []
     if any(
         isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
-        for x in found
+        for x in used
     ):
         warnings.warn(
             f"`{name}` is the function {getattr(value, '__name__', type(value).__name__)}, whose nn.Parameter belongs "
             "to no network: optimizers and state_dict() miss it. Make the function an nn.Module.",
             stacklevel=2,
         )
-=======
-def holds_parameters(function: Callable[..., Any]) -> bool:
-    """Whether a function other than a module uses parameters: by themselves, in a module, or as a module's method."""
-    if isinstance(function, nn.Module):
-        return False
-    used = [*_parts(function)[1], getattr(function, "__self__", None)]
-    return any(
-        isinstance(x, nn.Parameter) or (isinstance(x, nn.Module) and next(x.parameters(), None) is not None)
-        for x in used
-    )
->>>>>>> hour
 
 
 def _kind(x: Any, values: list[Any]) -> Any:
