@@ -184,7 +184,7 @@ def pilot_table(ledger: Path = EVIDENCE / "pilot-referee.jsonl") -> str:
             "network": f"`{name}`",
             "training loss of the second 16 steps": f"{measured[name]['train_loss']:.3f}",
             "held-out loss": f"{measured[name]['loss']:.3f}",
-            "top-1": f"{measured[name]['top1']:.1%}",
+            "top-1": f"{100 * measured[name]['top1']:.1f} %",
         }
         for name in VARIANTS
         if name in measured
