@@ -150,8 +150,11 @@ def train(stage: Stage) -> Results:
 
 @contextmanager
 def augmented(stage: Stage, root: Path, processes: int, folder: Path = PREPARED) -> Iterator[None]:
-    """Meanwhile other processes augment what the unfinished runs of a stage read, in about the order they read it."""
-    done = referee.read(stage.ledger)
+    """Meanwhile other processes augment what the unfinished runs of a stage read, in about the order they read it.
+
+    Those of a sweep make all of its images, since it may grow.
+    """
+    done = referee.read(stage.ledger) if stage.seeds else {}
     of_images = {images_of(run): run for run in stage.trainings() if run.label not in done}
     wanted = [
         (epoch + place * run.values["trainer"]["max_epochs"] // 2, epoch, name)

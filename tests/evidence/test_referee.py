@@ -9,10 +9,11 @@ from PIL import Image
 
 pytest.importorskip("triton", reason="the queue of jobs needs Triton")
 
-from evidence import referee
+from evidence import referee, referee_page
 from evidence.gpu import cifar
 from evidence.gpu import referee as job
-from evidence.referee import PRIMARY, SWEEP_SEEDS, SWEPT, VARIANTS, planned
+from evidence.referee import SWEEP_SEEDS, SWEPT, VARIANTS, planned
+from evidence.referee_page import PRIMARY
 from linvit.data.images.small import Cifar
 from linvit.runs.recipe_values import read_recipe
 
@@ -69,12 +70,12 @@ def test_the_lower_of_two_equal_rates_is_chosen_once_all_are_there(tmp_path):
     more = {f"{name} at 2.5e-4 seed {seed}": 0.4 for name in VARIANTS for seed in SWEEP_SEEDS}
     write_ledger(rates, {run: row["result"]["inside"]["last"] for run, row in rows.items()} | more)
     assert set(referee.best_rates(rates).values()) == {"1e-3"}
-    assert "**60.0**" in referee.rates_table(rates)
+    assert "**60.0**" in referee_page.rates_table(rates)
 
 
 def test_a_stage_needs_the_sweep_and_takes_its_rates(tmp_path):
     stage = referee.Stage("referee_100", seeds=range(100, 102), folder=tmp_path)
-    with pytest.raises(ValueError, match="run the stage rates first"):
+    with pytest.raises(ValueError, match="The rates of 11 variants are not known yet"):
         stage.trainings()
     sweep(stage.rates, lambda rate: None if rate == "8e-3" else 0.6 if rate == "2e-3" else 0.5)
     runs = stage.trainings()
@@ -96,7 +97,7 @@ def test_epochs_follow_the_pace_of_the_sweep(tmp_path, seconds, epochs):
 
 
 def outcomes(ledger):
-    return [line.split(" | ")[-1].removesuffix(" |") for line in referee.claims_table(ledger).splitlines()[2:]]
+    return [line.split(" | ")[-1].removesuffix(" |") for line in referee_page.claims_table(ledger).splitlines()[2:]]
 
 
 def full(means, deviation=0.001, but=()):
@@ -128,7 +129,7 @@ def test_no_verdict_before_all_seeds_of_the_family(tmp_path):
     assert found[1] == "20 of 20 seeds"
     write_ledger(ledger, full({}) | {f"mala_blocks seed {seed}": None for seed in range(100, 106)})
     assert outcomes(ledger)[0] == "undecided: too many runs diverged"
-    assert "| 6 |" in referee.results_table(ledger)
+    assert "| 6 |" in referee_page.results_table(ledger)
 
 
 def test_prepared_images_are_those_of_linvit_train(tmp_path):
