@@ -7,7 +7,7 @@ import timm
 import torch
 from fused_networks import error, randomised
 from golden_networks import FOLDER, filled, released_input
-from tiers import quick
+from tiers import slow
 from torch.testing import assert_close
 
 import linvit
@@ -33,7 +33,7 @@ def test_every_size_is_registered():
     assert set(timm.list_models("hvittt_*")) == set(RELEASED)
 
 
-@pytest.mark.parametrize("name", quick(RELEASED, ["hvittt_tiny"]))
+@pytest.mark.parametrize("name", slow(*RELEASED))
 def test_sizes_are_those_measured_on_the_authors_networks(name):
     model = timm.create_model(name, device="meta")
     cost = count_cost(model, (3, 224, 224))
@@ -96,6 +96,7 @@ def test_the_classifier_at_every_position_and_another_one():
     assert model(x).shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_checkpointed_gradients_are_the_same():
     model, x = small().double().train(), image().double()
     model(x).square().sum().backward()

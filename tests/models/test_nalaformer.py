@@ -1,20 +1,16 @@
-"""NaLaFormer: sizes, its block against the layer that equals the released one, any image, what reads pyramids."""
+"""NaLaFormer: sizes, any image, what reads pyramids."""
 
 import pytest
 import timm
 import torch
 from fused_networks import error, randomised
-from tiers import quick
+from tiers import quick, slow
 from torch.testing import assert_close
 
 import linvit
 from linvit.analysis.cost import count_cost
 from linvit.analysis.probe import probe
-from linvit.layers import Attention2d, rotary_table
-from linvit.layers.grid import Places
-from linvit.layers.norm_aware import NormAwareAttention2d, NormAwareBlock
-from linvit.layers.recent_mechanisms import NormAwareAttention
-from linvit.streaming import Query, run_in_strips
+from linvit.layers import Attention2d
 
 SMALL = {"widths": (16, 24, 32, 48), "depths": (1, 1, 2, 1), "heads": (2, 3, 4, 6), "final_width": 40, "num_classes": 5}
 # Parameters counted by hand from the released code's settings; G of MACs with those of the attention.
@@ -40,7 +36,7 @@ def test_every_size_is_registered():
     assert set(timm.list_models("nalaformer_*")) == set(COUNTED)
 
 
-@pytest.mark.parametrize("name", quick(COUNTED, ["nalaformer_xtiny", "nalaformer_tiny"]))
+@pytest.mark.parametrize("name", slow(*COUNTED))
 def test_sizes_are_those_of_the_released_code(name):
     model = timm.create_model(name, device="meta")
     cost = count_cost(model, (3, 224, 224))
@@ -48,57 +44,13 @@ def test_sizes_are_those_of_the_released_code(name):
     assert model.pattern == "LLSS"
 
 
+@pytest.mark.slow
 def test_the_printed_size_of_tiny_has_a_narrower_feed_forward():
     cost = count_cost(timm.create_model("nalaformer_tiny", ffn_ratio=3.5, device="meta"), (3, 224, 224))
     assert (round(cost.parameters / 1e6), f"{(cost.macs + cost.macs_attention) / 1e9:.1f}") == (15, "2.7")
 
 
-@pytest.mark.parametrize("mechanism", ["nala", "softmax"])
-def test_the_attention_of_a_map_equals_that_of_its_tokens(mechanism):
-    """The layer for tokens equals the released one (tests/layers/test_recent_mechanisms.py)."""
-    on_map = randomised(NormAwareAttention2d(16, 2, mechanism, dtype=torch.float64))
-    of_tokens = NormAwareAttention(16, 2, "nala", (5, 7), dtype=torch.float64)
-    weight, bias = on_map.qkvo.weight.flatten(1), on_map.qkvo.bias
-    of_tokens.load_state_dict(
-        {
-            "qkv.weight": weight[:48],
-            "qkv.bias": bias[:48],
-            "modulation.weight": weight[48:],
-            "modulation.bias": bias[48:],
-            "lepe.weight": on_map.lepe.weight,
-            "lepe.bias": on_map.lepe.bias,
-            "ln.weight": on_map.ln.weight,
-            "ln.bias": on_map.ln.bias,
-            "proj.weight": on_map.proj.weight.flatten(1),
-            "proj.bias": on_map.proj.bias,
-        }
-    )
-    x = torch.randn(2, 16, 5, 7, dtype=torch.float64)
-    tokens = x.flatten(2).mT
-    expected = of_tokens(tokens)
-    if mechanism == "softmax":
-        query, key, value = of_tokens.query_key_value(tokens, (5, 7))
-        y = on_map.operator(query[..., :8], key[..., :8], value, rotary_table(x, 8))
-        places = Places(0, (5, 7))
-        expected = of_tokens.projected(
-            of_tokens.gated(of_tokens.with_local(y, value, tokens, places), tokens), x, places
-        )
-    assert_close(on_map(x, rotary_table(x, 8)), expected.mT.unflatten(-1, (5, 7)), rtol=0, atol=1e-12)
-
-
-def test_the_block_convolves_before_each_half():
-    block = randomised(NormAwareBlock(16, 2, "nala", layer_scale=0.5, dtype=torch.float64))
-    x = torch.randn(2, 16, 5, 7, dtype=torch.float64)
-    middle = x + block.cpe(x)
-    middle = middle + block.gamma_1 * block.attn(block.norm1(middle), rotary_table(x, 8))
-    middle = middle + block.cpe2(middle)
-    expected = middle + block.gamma_2 * block.ffn(block.norm2(middle))
-    assert_close(block(x, rotary_table(x, 8)), expected, rtol=0, atol=1e-12)
-    without = NormAwareBlock(16, 2, "nala", cpe=False)
-    assert without.cpe is without.cpe2 is None
-
-
-@pytest.mark.parametrize("pattern", ["LLSS", "LLLL"])
+@pytest.mark.parametrize("pattern", quick(["LLSS", "LLLL"], ["LLSS"]))
 def test_every_parameter_gets_a_gradient_at_any_size(pattern):
     model = small(pattern).double().train()
     logits = model(image().double())
@@ -142,16 +94,6 @@ def test_the_probe_sees_signed_queries_and_scores():
         assert_close(seen.scores() @ seen.operands.value, seen.outputs(), rtol=0, atol=1e-11)
 
 
-def test_strips_of_an_image_give_the_same():
-    model, x = small("LLLL").double(), image(128, 48)[:1].double()
-    with torch.inference_mode():
-        expected = model(x)
-        streamed = run_in_strips(model, x, rows=32, query=Query("stages.1.blocks.0", 64, 9))
-    assert error(streamed.logits, expected) < 1e-10
-    scores = probe(model, x, ["stages.1.blocks.0.attn"])[0].scores()[:, :, 64 // 8 * 6 + 9 // 8]
-    assert error(streamed.maps["query"].read(0, 16).flatten(2), scores) < 1e-10
-
-
 def test_softmax_stages_become_linear():
     teacher = small("SSSS")
     student = linvit.linearize(teacher, "mala", "LLSS")
@@ -163,7 +105,10 @@ def test_softmax_stages_become_linear():
         Attention2d(16, 2, "nala")
 
 
-@pytest.mark.parametrize("attention", [{"modulation": "none"}, {"rope": False}, {"lepe": False}, {"blocks": (2, 2)}])
+OPTIONS = [{"modulation": "none"}, {"rope": False}, {"lepe": False}, {"blocks": (2, 2)}]
+
+
+@pytest.mark.parametrize("attention", quick(OPTIONS, OPTIONS[-1:]))
 def test_options_of_the_attention(attention):
     model, x = small("LLSS", attention=attention), image()
     assert model(x).isfinite().all()

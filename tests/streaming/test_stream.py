@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import linvit
+from linvit.analysis.probe import probe
 from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import locked
 from linvit.layers.operator import Operator
@@ -50,6 +51,21 @@ def assert_same(given, expected):
 
 def whole(stored):
     return stored.read(0, stored.shape[2])
+
+
+def test_a_nalaformer_equals_its_ordinary_forward():
+    """Its block has a second convolution, and its operator reads signed queries and keys."""
+    sizes = {"widths": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "heads": (1, 2, 3, 4), "final_width": 16}
+    network = drawn(timm.create_model("nalaformer_tiny", pattern="LLLL", num_classes=5, **sizes))
+    x, place = images(133, 70), "stages.1.blocks.0"
+    streamed = run_in_strips(network, x, rows=40, keep=["maps"], query=Query(place, 64, 9))
+    expected, features = network.forward_intermediates(x)
+    assert_same(streamed.logits, network.forward_head(expected))
+    for stride, feature in zip((4, 8, 16, 32), features, strict=True):
+        assert_same(whole(streamed.maps[stride]), feature)
+    (seen,) = probe(network, x, [f"{place}.attn"])
+    token = 64 // 8 * seen.grid[1] + 9 // 8
+    assert_same(whole(streamed.maps["query"]).flatten(2), seen.scores()[:, :, token])
 
 
 @pytest.mark.parametrize("name", PATTERNS)
