@@ -19,7 +19,7 @@ from linvit.models.by_name import bundled_weights, create, is_ours
 from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS
 from linvit.models.dit import DiT
 from linvit.models.sequence import SIZES, Decoder, DecoderCache
-from linvit.models.swap import BASES
+from linvit.models.swap import BASES, NAMES
 from linvit.models.swap import NAME as LINEARIZED
 from linvit.runs.progress import tracked
 
@@ -42,8 +42,12 @@ PRINTED = {
 
 
 def model_names() -> list[str]:
-    """The names that linvit registers with timm, by family; without "linearized", which is any network converted."""
-    return [name for name in timm.list_models() if is_ours(name) and name != LINEARIZED]
+    """The names that linvit registers with timm, by family.
+
+    Without "linearized", which is any network converted, and those of a user's mechanisms.
+    """
+    of_users = {name for name in timm.list_models() if name.startswith(tuple(f"{base}_" for base in BASES))} - {*NAMES}
+    return [name for name in timm.list_models() if is_ours(name) and name != LINEARIZED and name not in of_users]
 
 
 def classifiers() -> Iterator[Row]:

@@ -227,8 +227,8 @@ def test_convert_and_models(refused, tmp_path):
     )
     said = refused("models", "--family", "swin")
     assert (
-        "--family is 'swin', expected one of care, deit_small, deit_tiny, mavit, ravlt, swin_small, swin_tiny, vit."
-        in said
+        "--family is 'swin', expected one of care, deit_small, deit_tiny, hvittt, mavit, "
+        "nalaformer, ravlt, swin_small, swin_tiny, vit." in said
     )
 
 

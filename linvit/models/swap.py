@@ -169,7 +169,7 @@ def _swap_by_name(
     if not count:
         raise SettingError(
             f"`model` is a {type(model).__name__}, expected a network whose own attention uses the interface of "
-            "transformers: choose another, or one of its towers, such as `model.vision_tower`."
+            "transformers: choose another, or one of its towers, such as its `vision_tower`."
         )
     letters = each_letter(pattern, count)
     if "L" in letters:

@@ -472,7 +472,7 @@ SWAPS = {
     "letters": (lambda: linvit.linearize(bert("sdpa"), "mala", "LSL"), "`pattern` is 'LSL', expected 2 letters"),
     "a model of parts": (
         lambda: linvit.linearize(gemma3("sdpa")),
-        "or one of its towers, such as `model.vision_tower`",
+        "or one of its towers, such as its `vision_tower`",
     ),
     "no interface": (lambda: linvit.linearize(NOT_THERE.build("eager")), "expected a network whose own attention uses"),
     "letters of a present model": (
