@@ -44,8 +44,9 @@ def attention_scores(
     Args:
         query: (batch, heads, queries, width).
         key: (batch, heads, tokens, width).
-        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens, mixing, blocks,
-            grid, eps: as in `linear_attention`; entries between packed sequences are zero.
+        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens: as in `linear_attention`;
+            entries between packed sequences are zero.
+        mixing, blocks, grid, eps: as there.
 
     Returns:
         (batch, heads, queries, tokens), float32 (float64 for float64 inputs). Without rotation rows sum to one with
