@@ -74,12 +74,13 @@ function prepareChoices() {
 
 function listen() {
   const onChange = (ids, change) => ids.forEach((id) => byId(id).addEventListener("input", () => guarded(change)));
+  const onceLoaded = (ids, change) => onChange(ids, () => shown.layers.length && change()); // read when it is, too
   onChange(["network", "size"], compute);
-  onChange(["layer"], changeLayer);
-  onChange(["head", "rotation", "mix-map", "mix-normalizer", "mix-strength", "mix-blocks"], changeScores);
-  onChange(["direction", "scale"], draw);
-  onChange(["magnitude"], () => (draw(), measureRanks()));
-  onChange(["matrix"], measureRanks);
+  onceLoaded(["layer"], changeLayer);
+  onceLoaded(["head", "rotation", "mix-map", "mix-normalizer", "mix-strength", "mix-blocks"], changeScores);
+  onceLoaded(["direction", "scale"], draw);
+  onceLoaded(["magnitude"], () => (draw(), measureRanks()));
+  onceLoaded(["matrix"], measureRanks);
   onChange(["file"], () => openFile(byId("file").files[0]));
   for (const canvas of [byId("chooser"), byId("maps")]) listenToPointer(canvas);
   byId("chooser").addEventListener("keydown", moveByKey);
