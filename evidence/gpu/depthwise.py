@@ -1,7 +1,7 @@
 """The job on depthwise convolutions: ours beside those of torch and of inductor, and the tiles of ours."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evidence.gpu.jobs import Case, Results
 from evidence.gpu.networks import DEVICE, medians, relative_error
+from linvit.bench.clock import TensorsCall
 from linvit.bench.depthwise import WORKS, Operands, Work, kernel, operands, plain, results
 from linvit.files import reason_of
 from linvit.kernels import depthwise_launch
@@ -54,23 +55,30 @@ def beside_torch(name: str, shape: tuple[int, int, int, int], backward: bool, to
     if not toy:
         functions["ours"] = kernel
     calls = {each: partial(result, work, given, function, backward) for each, function in functions.items()}
-    failures = {each: reason for each, call in calls.items() if (reason := fault(call, truth))}
-    for variant in () if toy else VARIANTS:
-        call = partial(with_tiles, variant, calls["ours"])
-        reason = fault(call, truth)
-        if reason is None:
-            calls[str(variant)] = call
-        else:
-            failures[str(variant)] = reason
-    times = medians({each: call for each, call in calls.items() if each not in failures}, toy)
-    others = {each: ms for each, ms in times.items() if each not in functions}
-    best = min(others, key=lambda each: others[each]) if others else None
+    others = {} if toy else {str(each): partial(with_tiles, each, calls["ours"]) for each in VARIANTS}
+    times, failures, measured = beside(calls, others, truth, toy)
     cells: dict[str, Any] = {"convolutions": f"{name} {'with gradients' if backward else 'forward'}"}
     cells |= {"channels": shape[1] * len(work.kernels), "height": shape[2]}
-    cells |= {f"{each}, µs": 1000 * times[each] if each in times else None for each in ("torch", "inductor", "ours")}
-    cells |= {"with other tiles, µs": None if best is None else 1000 * others[best], "tiles": best}
+    cells |= measured
     cells |= {"floor, µs": None if backward else 1000 * floor(given)}
     return {"cells": [cells], "ms": times, "failures": failures}
+
+
+def beside(
+    calls: Mapping[str, TensorsCall], others: Mapping[str, TensorsCall], truth: tuple[Tensor, ...], toy: bool
+) -> tuple[dict[str, float], dict[str, str], dict[str, Any]]:
+    """Milliseconds of calls and of ours with other tiles, why some cannot be timed, and cells of the table.
+
+    calls: "torch", "inductor" and, unless toy, "ours".
+    """
+    faults = {name: fault(call, truth) for name, call in {**calls, **others}.items()}
+    times = medians({name: call for name, call in {**calls, **others}.items() if faults[name] is None}, toy)
+    best = min(times.keys() & others.keys(), key=times.__getitem__, default=None)
+    cells: dict[str, Any] = {
+        f"{name}, µs": 1000 * times[name] if name in times else None for name in ("torch", "inductor", "ours")
+    }
+    cells |= {"with other tiles, µs": None if best is None else 1000 * times[best], "tiles": best}
+    return times, {name: reason for name, reason in faults.items() if reason is not None}, cells
 
 
 def result(

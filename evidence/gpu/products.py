@@ -10,9 +10,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from evidence.gpu.depthwise import TRAFFIC, fault
+from evidence.gpu.depthwise import TRAFFIC, beside
 from evidence.gpu.jobs import Case, Results
-from evidence.gpu.networks import DEVICE, medians
+from evidence.gpu.networks import DEVICE
 from linvit.bench.product import LAYERS, Layer, cast_to, operands
 from linvit.kernels import product_launch, surrounded_product
 from linvit.layers.product import composed
@@ -70,20 +70,10 @@ def beside_torch(name: str, layer: Layer, side: int, toy: bool) -> Results:
     if not toy:
         functions["ours"] = surrounded_product
     calls = {each: partial(result, function, given) for each, function in functions.items()}
-    failures = {each: reason for each, call in calls.items() if (reason := fault(call, truth))}
-    for variant in () if toy else VARIANTS:
-        call = partial(with_tiles, variant, calls["ours"])
-        reason = fault(call, truth)
-        if reason is None:
-            calls[str(variant)] = call
-        else:
-            failures[str(variant)] = reason
-    times = medians({each: call for each, call in calls.items() if each not in failures}, toy)
-    others = {each: ms for each, ms in times.items() if each not in functions}
-    best = min(others, key=lambda each: others[each]) if others else None
+    others = {} if toy else {str(each): partial(with_tiles, each, calls["ours"]) for each in VARIANTS}
+    times, failures, measured = beside(calls, others, truth, toy)
     cells: dict[str, Any] = {"layer": name, "channels": f"{sum(layer.inputs)} to {layer.out}", "height": side}
-    cells |= {f"{each}, µs": 1000 * times[each] if each in times else None for each in ("torch", "inductor", "ours")}
-    cells |= {"with other tiles, µs": None if best is None else 1000 * others[best], "tiles": best}
+    cells |= measured
     cells |= {"floor, µs": 1000 * floor(given, truth[0])}
     return {"cells": [cells], "ms": times, "failures": failures}
 

@@ -102,7 +102,8 @@ def fast(model: nn.Module, example: Tensor, dtype: torch.dtype | None = None) ->
             return out.clone() if is_gpu else out  # the next call writes into the memory of a graph
 
     output = run(example)
-    difference = ((output.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
+    largest = expected.double().abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+    difference = ((output.double() - expected.double()).abs().max() / largest).item()
     if not difference <= DIFFERENCES[output.dtype]:
         raise ValueError(
             f"the output in {output.dtype} differs from that of the model by {difference:.1e} of its largest value, "

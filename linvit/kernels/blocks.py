@@ -36,8 +36,7 @@ class Mixture:
         self.centre = u.mean(-2, keepdim=True)
         self.r, self.apart = r, u - self.centre
         self.rows = torch.cat(((S + _outer(r, self.apart)), z, r, self.apart), dim=-1)
-        self.read = self.share @ self.rows
-        uncentred, z, self.mixed_r, self.mixed_apart = self._parts(self.read)
+        uncentred, z, self.mixed_r, self.mixed_apart = self._parts(self.share @ self.rows)
         fields = (
             uncentred - _outer(self.mixed_r, self.mixed_apart),
             z,

@@ -74,7 +74,8 @@ class ValueAttention(AttentionLayer):
         """Map (batch, width, height, width) to a map of the same shape."""
         query, key = (tokens_of_map(y, self.heads) for y in self.qk(x).chunk(2, dim=1))
         value = tokens_of_map(x.to(query.dtype), self.heads)  # autocast projects in half precision
-        return self.operator.as_map(self.operator(query, key, value), (x.shape[-2], x.shape[-1]))
+        grid = (x.shape[-2], x.shape[-1])
+        return self.operator.as_map(self.operator(query, key, value, grid=grid), grid)
 
 
 class TokenMixer(nn.Module):

@@ -89,7 +89,7 @@ class Operator(nn.Module):
         if axes is None and changes:
             raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         refuse(
-            (axes is None or causal)
+            (axes is None or causal or place == "sequences")
             and blocks is not None
             and f"`mechanism` {mechanism!r} accepts no blocks here: choose a linear one, for images",
             blocks is None
@@ -236,7 +236,9 @@ class Operator(nn.Module):
             axes["weighting"] = (key_map(key) * mean * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
         if self.beta is not None:
             axes["normalizer"] = self._learned_normalizer
-        if self.mixing is not None and grid is not None:
+        if self.mixing is not None:
+            if grid is None:
+                raise SettingError("the operator has blocks, but its layer gives no `grid` of the tokens: pass it")
             axes |= {"mixing": self._mixing_of(grid), "blocks": self._blocks_of(grid), "grid": grid}
         return axes
 

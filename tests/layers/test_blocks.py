@@ -11,7 +11,8 @@ import linvit
 from linvit.analysis.cost import count_cost
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import STATE, measure_ranks
-from linvit.layers.operator import in_heads, merged
+from linvit.layers.mixer import ValueAttention
+from linvit.layers.operator import Operator, in_heads, merged
 from linvit.layers.recent_mechanisms import MHLAAttention
 from linvit.layers.token_attention import TokenAttention
 from linvit.parallel.layers import check_layers
@@ -159,3 +160,17 @@ def test_what_needs_the_whole_map_says_so():
             "mechanism": "softmax", "blocks": (2, 2)})  # fmt: skip
     with pytest.raises(ValueError, match="`block_sides` is given without `blocks`"):
         TokenAttention(16, 2, "linear", (4, 4), block_sides=(2, 2))
+
+
+def test_no_layer_leaves_blocks_out_in_silence():
+    care = timm.create_model("care_nano", num_classes=3)
+    attended = next(module for module in care.modules() if isinstance(module, ValueAttention))
+    width = attended.heads * attended.operator.head_width
+    old = attended.operator
+    attended.operator = Operator("linear", old.heads, old.head_width, place="maps", blocks=(2, 2))
+    attended(torch.randn(1, width, 6, 5)).sum().backward()
+    assert attended.operator.mixing.grad.abs().max() > 0
+    with pytest.raises(ValueError, match="accepts no blocks here"):
+        Operator("linear", 2, 8, place="sequences", blocks=(2, 2))
+    with pytest.raises(ValueError, match="has blocks, but its layer gives no `grid`"):
+        Operator("linear", 2, 8, blocks=(2, 2))(*torch.randn(3, 1, 2, 9, 8))

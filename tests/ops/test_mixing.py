@@ -131,6 +131,20 @@ def test_half_precision_is_as_near_as_its_inputs(dtype):
     assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps * 0.1)
 
 
+def released_mixing(number):
+    noise = np.random.RandomState(zlib.crc32(b"mixing_matrix")).standard_normal((number, number))
+    return torch.from_numpy(np.abs(noise) / number)
+
+
+def assert_as_released(out, leaves, record, suffix, atol):
+    expected = record[f"output{suffix}"]
+    values = torch.tensor(expected["value"], dtype=torch.float64)
+    assert_close(out.flatten()[expected["index"]], values, rtol=1e-9, atol=atol)
+    out.mul(random(*out.shape, seed=3, gradient=False)).sum().backward()
+    norms = [x.grad.norm().item() for x in leaves]
+    assert_close(norms, list(record[f"gradient_norms{suffix}"].values()), rtol=1e-9, atol=0)
+
+
 def eq_4(num, den, mass, scale, eps):
     """eps in Eq. 4 is added to a sum, not to a mean."""
     gain = 1 / (den + eps / mass)
@@ -143,18 +157,11 @@ def test_equals_equation_4_of_the_released_operator(name):
     grid, blocks = ((4, 6), (2, 3)) if name.endswith("4x6") else ((9, 6), (3, 3))
     inputs = [random(*record["input_shape"], seed=seed) for seed in range(3)]
     number = blocks[0] * blocks[1]
-    noise = np.random.RandomState(zlib.crc32(b"mixing_matrix")).standard_normal((number, number))
-    mixing = torch.from_numpy(np.abs(noise) / number).requires_grad_()
+    mixing = released_mixing(number).requires_grad_()
     out = linear_attention(
         *inputs, feature_map="relu_eps", normalizer=eq_4, mixing=mixing, blocks=blocks, grid=grid, eps=1e-6
     )
-    expected = record["output_with_equation_4"]
-    assert_close(
-        out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-10
-    )
-    out.mul(random(*out.shape, seed=3, gradient=False)).sum().backward()
-    norms = [x.grad.norm().item() for x in (*inputs, mixing)]
-    assert_close(norms, list(record["gradient_norms_with_equation_4"].values()), rtol=1e-9, atol=0)
+    assert_as_released(out, (*inputs, mixing), record, "_with_equation_4", atol=1e-10)
     start = torch.tensor(record["initial_mixing"], dtype=torch.float64)
     assert_close(initial_mixing(blocks), start.view(-1, number)[:number], rtol=1e-10, atol=1e-12)
 
@@ -164,8 +171,7 @@ def test_equals_the_released_causal_chunks(name):
     record = RECORDS[name]
     inputs = [random(*record["input_shape"], seed=seed) for seed in range(3)]
     number = record["mixing_shape"][0]
-    noise = np.random.RandomState(zlib.crc32(b"mixing_matrix")).standard_normal((number, number))
-    mixing = torch.from_numpy(np.abs(noise) / number).tril().requires_grad_()
+    mixing = released_mixing(number).tril().requires_grad_()
 
     def undivided(num, den, mass, scale, eps):
         return (mass * scale).expand_as(den), mass * scale * num
@@ -174,13 +180,7 @@ def test_equals_the_released_causal_chunks(name):
     out = linear_attention(
         query, key, value, feature_map="relu", normalizer=undivided, causal=True, block_size=64, mixing=mixing
     ).transpose(1, 2)
-    expected = record["output"]
-    assert_close(
-        out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-9
-    )
-    out.mul(random(*out.shape, seed=3, gradient=False)).sum().backward()
-    norms = [x.grad.norm().item() for x in (*inputs, mixing)]
-    assert_close(norms, list(record["gradient_norms"].values()), rtol=1e-9, atol=0)
+    assert_as_released(out, (*inputs, mixing), record, "", atol=1e-9)
 
 
 @pytest.mark.parametrize(("grid", "blocks"), [((14, 14), (4, 4)), ((7, 5), (3, 2)), ((2, 9), (3, 4))])
