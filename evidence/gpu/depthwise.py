@@ -91,7 +91,7 @@ def result(
         return (function(work, given),)
 
 
-def fault(call: Callable[[], tuple[Tensor, ...]], truth: tuple[Tensor, ...]) -> str | None:
+def fault(call: TensorsCall, truth: tuple[Tensor, ...]) -> str | None:
     """Why a call cannot be timed."""
     try:
         error = max(relative_error(got, other) for got, other in zip(call(), truth, strict=True))
