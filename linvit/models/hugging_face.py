@@ -9,7 +9,7 @@ layers of its own needs; RALA and MALA are used without gate, local term and rot
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import cache, partial, wraps
 from typing import Any
@@ -349,3 +349,39 @@ def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
     if not errors:
         raise SettingError("the network has kept softmax attention in all layers: set an L in its `pattern`")
     return torch.stack(errors)
+
+
+def align(student: Any, teacher: Any, batches: Collection[Mapping[str, Tensor]], *, rate: float = 3e-3) -> list[float]:
+    """Lets every linear layer of a student learn the softmax attention that it replaces, in place.
+
+    Minimizes the mean of `attention_errors` with AdamW over the parameters of the linear layers (projections of queries,
+    keys and values), by a learning rate that rises over a tenth of the batches and falls along a cosine to zero. All
+    else stays as it is.
+
+    Args:
+        student: from `linvit.linearize(teacher, …)`.
+        teacher: the network that it was made from.
+        batches: arguments of the teacher, one step each, such as dicts with pixel_values, or with input_ids and
+            attention_mask.
+        rate: the largest learning rate.
+
+    Returns:
+        The error of each step, mean over the layers.
+    """
+    mechanism, pattern = _meaning(student.config._attn_implementation)
+    layers = attention_layers(student)
+    letters = pattern or ("L" if mechanism else "S") * len(layers)
+    linear = [layer for layer, letter in zip(layers, letters, strict=True) if letter == "L"]
+    learned = [p for layer in linear for p in layer.parameters()]
+    optimizer = torch.optim.AdamW(learned or list(student.parameters()), lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(batches) + 1, pct_start=0.1)
+    errors = []
+    for batch in batches:
+        loss = attention_errors(student, teacher, **batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.clear_autocast_cache()  # of the weights before this step
+        schedule.step()
+        errors.append(loss.item())
+    return errors
