@@ -6,9 +6,9 @@ nearest other one, by the cosine of the embeddings, is the one before or after i
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ BYTES = (200_000, 1_000_000)
 HELD_OUT, DEVELOPMENT, LEARNED = 20, 10, 60
 """Books of each part, in this order."""
 PAD, BATCH = 0, 8
-MECHANISMS = ("linear", "rala", "mala")
-PLANNED = "linear"
-"""The mechanism whose plan says which blocks of the hybrids stay softmax."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +44,49 @@ class Passages:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """tokens: of a passage. passages: measured of each book. align, distill: steps of `BATCH` passages each.
+class Stage:
+    """A part of the training: steps of `batch` pieces with so many tokens each; seed: of the order of the pieces."""
 
-    Half of the steps read pieces of a quarter of `tokens`, four times as many.
-    """
+    steps: int
+    batch: int
+    tokens: int
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is fixed before the runs. tokens: of a passage. passages: measured of each book, the first ones."""
 
     tokens: int = 512
-    passages: int = 40
-    align: int = 60
-    distill: int = 240
+    passages: int = 25
+    development: int = 10
+    align: Stage = Stage(steps=120, batch=3, tokens=512, rate=5e-3, seed=0)
+    short: Stage = Stage(steps=200, batch=12, tokens=128, rate=1e-3, seed=1)
+    long: Stage = Stage(steps=60, batch=4, tokens=512, rate=3e-4, seed=2)
 
 
 @dataclass(frozen=True)
 class Student:
-    """start: "copied", or "new" for random weights of the attention's queries, keys and values. aligned: steps count."""
+    """pattern: as in `linvit.linearize`. new: whether queries, keys and values get random weights. stages: in turn."""
 
     name: str
     mechanism: str
-    pattern: str
-    start: str = "copied"
-    aligned: bool = True
-    align_rate: float = 3e-3
-    rate: float = 3e-4
-    seed: int = 0
+    pattern: str = "L"
+    new: bool = False
+    stages: tuple[str, ...] = ("copied", "align", "short", "long")
+
+
+SOFTMAX = 2
+"""Blocks of a hybrid that stay softmax."""
+STUDENTS = (
+    Student("mala", "mala"),
+    Student("linear", "linear"),
+    Student("mala_hybrid", "mala", "plan", stages=("align", "short", "long")),
+    Student("rala", "rala"),
+    Student("mala_new", "mala", new=True, stages=("short", "long")),
+)
+"""In the order of the runs; "plan" is the pattern that the plan of the aligned student of the mechanism proposes."""
 
 
 def chosen_books(folder: Path) -> list[Path]:
@@ -171,7 +187,7 @@ def pieces_of(books: Sequence[Path], tokenizer: Any, tokens: int) -> Tensor:
     """The text of books cut into pieces of exactly `tokens` tokens with [CLS] and [SEP], (pieces, tokens)."""
     rows = []
     for book in books:
-        ids = torch.tensor(sum(tokenizer(paragraphs(book), add_special_tokens=False)["input_ids"], []))
+        ids = torch.tensor([*chain(*tokenizer(paragraphs(book), add_special_tokens=False)["input_ids"])])
         rows.append(ids[: len(ids) // (tokens - 2) * (tokens - 2)].view(-1, tokens - 2))
     return torch.nn.functional.pad(
         torch.nn.functional.pad(torch.cat(rows), (1, 0), value=tokenizer.cls_token_id),
@@ -195,3 +211,130 @@ def distillation(student: Any, teacher: Any, batch: Mapping[str, Tensor]) -> Ten
     states = [relative(x.float().flatten(0, 1), y.float().flatten(0, 1)) for x, y in zip(given, wanted, strict=True)]
     ends = [pooled(x[-1].float(), batch["attention_mask"]) for x in (given, wanted)]
     return torch.stack(states).mean() + relative(*ends)
+
+
+def distill(student: Any, teacher: Any, given: Sequence[Mapping[str, Tensor]], rate: float) -> list[float]:
+    """Trains all blocks of the student on what the teacher computes, in place; returns the loss of each step."""
+    learned = list(student.encoder.parameters())
+    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(given) + 1, pct_start=0.1)
+    losses = []
+    for batch in given:
+        loss = distillation(student, teacher, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        torch.clear_autocast_cache()
+        schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def damage(student: Any, teacher: Any, mechanism: str, passages: Passages, wanted: Tensor) -> list[float]:
+    """The error of the embeddings when one block alone is linear, aligned as in the student, for each block."""
+    blocks, errors = len(attention_layers(teacher)), []
+    for block in range(blocks):
+        one = linvit.linearize(teacher, mechanism, "".join("SL"[block == each] for each in range(blocks)))
+        attention_layers(one)[block].load_state_dict(attention_layers(student)[block].state_dict())
+        errors.append(relative(embeddings(one, passages), wanted).item())
+    return errors
+
+
+def planned(errors: Sequence[float]) -> str:
+    """The pattern that leaves the blocks with the largest errors softmax."""
+    worst = sorted(range(len(errors)), key=lambda block: -errors[block])[:SOFTMAX]
+    return "".join("S" if block in worst else "L" for block in range(len(errors)))
+
+
+class Runs:
+    """The runs of the study: finished stages are rows of the ledger, with weights in `folder`, and are not repeated."""
+
+    def __init__(self, encoder: Path, books: Path, folder: Path, ledger: Path, study: Study = Study()) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        nothing = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+        self.teacher = AutoModel.from_pretrained(encoder, attn_implementation="sdpa", **nothing).eval()
+        self.folder, self.ledger, self.study = folder, Ledger(ledger), study
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = folder / "texts.pt"
+        if not texts.exists():
+            tokenizer, chosen = AutoTokenizer.from_pretrained(encoder), chosen_books(books)
+            held_out, development, learned = (
+                chosen[:HELD_OUT],
+                chosen[HELD_OUT:][:DEVELOPMENT],
+                chosen[HELD_OUT + DEVELOPMENT :],
+            )
+            torch.save(
+                {
+                    "held_out": asdict(passages_of(held_out, tokenizer, study.tokens, study.passages)),
+                    "development": asdict(passages_of(development, tokenizer, study.tokens, study.development)),
+                    **{str(n): pieces_of(learned, tokenizer, n) for n in {study.align.tokens, study.short.tokens, study.long.tokens}},
+                },
+                texts,
+            )
+        stored = torch.load(texts)
+        self.held_out, self.development = (Passages(**stored[name]) for name in ("held_out", "development"))
+        self.pieces = {int(name): x for name, x in stored.items() if name.isdigit()}
+        with half():
+            self.wanted = embeddings(self.teacher, self.held_out)
+
+    def run(self, say: Say) -> None:
+        for student in STUDENTS:
+            self.train(student, say)
+
+    def train(self, student: Student, say: Say) -> None:
+        """The stages of a student that are left, in turn."""
+        pattern = planned(self.plan(student.mechanism, say)) if student.pattern == "plan" else student.pattern
+        model = linvit.linearize(self.teacher, student.mechanism, pattern).eval()
+        if student.new:
+            torch.manual_seed(0)
+            for layer in attention_layers(model):
+                layer.apply(model._init_weights)
+        for stage in student.stages:
+            name, weights = f"{student.name} {stage}", self.folder / f"{student.name}_{stage}.pt"
+            values = {**asdict(student), "pattern": pattern, "stages": [], "study": asdict(self.study)}
+            if self.ledger.result(name, values) is not None and weights.exists():
+                model.load_state_dict(torch.load(weights))
+                continue
+            started, trained = time.monotonic(), getattr(self.study, stage, None)
+            losses = self.learn(model, stage, trained) if trained else []
+            seconds = time.monotonic() - started
+            with half():
+                vectors = embeddings(model, self.held_out)
+            measured = measures(vectors, self.wanted, self.held_out.books)
+            torch.save(model.state_dict(), weights)
+            tokens = trained.steps * trained.batch * trained.tokens if trained else 0
+            result = {
+                "seconds": round(seconds, 1),
+                "tokens": tokens,
+                "pattern": pattern,
+                "losses": losses[:: max(len(losses) // 8, 1)],
+            }
+            self.ledger.add(name, values, {**result, "measures": measured})
+            say(f"{name}: kept {measured['kept']:.3f}, agreement {measured['agreement']:.3f}, {seconds:.0f} s")
+
+    def learn(self, model: Any, stage: str, trained: Stage) -> list[float]:
+        given = batches(self.pieces[trained.tokens], trained.steps, trained.batch, trained.seed)
+        with half():
+            return (align if stage == "align" else distill)(model, self.teacher, given, rate=trained.rate)
+
+    def plan(self, mechanism: str, say: Say) -> list[float]:
+        """The damage of each block on the books for development, from the ledger or from now."""
+        name, values = f"{mechanism} plan", {"mechanism": mechanism, "study": asdict(self.study)}
+        result = self.ledger.result(name, values)
+        if result is None:
+            started, aligned = time.monotonic(), linvit.linearize(self.teacher, mechanism)
+            aligned.load_state_dict(torch.load(self.folder / f"{mechanism}_align.pt"))
+            with half():
+                wanted = embeddings(self.teacher, self.development)
+                errors = damage(aligned, self.teacher, mechanism, self.development, wanted)
+            result = {"seconds": round(time.monotonic() - started, 1), "measures": {"errors": errors}}
+            self.ledger.add(name, values, result)
+            say(f"{name}: {', '.join(f'{error:.3f}' for error in errors)}")
+        return list(result["measures"]["errors"])
+
+
+def half() -> torch.autocast:
+    """bfloat16 for the products: training and measuring take a third of the time."""
+    return torch.autocast("cpu", torch.bfloat16)
