@@ -1,14 +1,13 @@
 """MiniLM, a pretrained sentence encoder, with linear attention: aligned, distilled and measured on books.
 
-The measure: passages of held-out books, of at most 512 tokens, look for their neighbour. A passage is found if the
-nearest other one, by the cosine of the embeddings, is the one before or after it in the same book.
+Its six blocks of softmax attention become linear through `linvit.linearize`. `linvit.models.align` lets each learn what
+it replaces; then all blocks learn the teacher's hidden states and embeddings, on short and on long pieces of text.
+The measure is in `evidence.passages`.
 """
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,16 @@ import torch
 from torch import Tensor
 
 import linvit
+from evidence.minilm_page import write_results, write_times
+from evidence.passages import Passages, chosen_books, embeddings, measures, passages_of, pieces_of, pooled, relative
+from evidence.rows import EVIDENCE, Call
 from linvit.models import align
 from linvit.models.hugging_face import attention_layers
 from linvit.studies.comparison import Say
 from linvit.studies.pool import Ledger
 
-BYTES = (200_000, 1_000_000)
-"""Sizes of the books that are read."""
 HELD_OUT, DEVELOPMENT, LEARNED = 20, 10, 60
 """Books of each part, in this order."""
-PAD, BATCH = 0, 8
-
-
-@dataclass(frozen=True)
-class Passages:
-    """Passages in the order of their books. ids: (passages, tokens), padded with PAD. books: (passages,)."""
-
-    ids: Tensor
-    books: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def inputs(self, index: slice | Tensor) -> dict[str, Tensor]:
-        ids = self.ids[index]
-        return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,7 @@ class Study:
     passages: int = 25
     development: int = 10
     align: Stage = Stage(steps=120, batch=3, tokens=512, rate=5e-3, seed=0)
-    short: Stage = Stage(steps=200, batch=12, tokens=128, rate=1e-3, seed=1)
+    short: Stage = Stage(steps=200, batch=12, tokens=128, rate=5e-4, seed=1)
     long: Stage = Stage(steps=60, batch=4, tokens=512, rate=3e-4, seed=2)
 
 
@@ -87,113 +71,6 @@ STUDENTS = (
     Student("mala_new", "mala", new=True, stages=("short", "long")),
 )
 """In the order of the runs; "plan" is the pattern that the plan of the aligned student of the mechanism proposes."""
-
-
-def chosen_books(folder: Path) -> list[Path]:
-    """The books of a folder of Markdown, by the digest of their paths, one of each author, whose folder they are in."""
-    paths = [path for path in folder.rglob("*.md") if BYTES[0] <= path.stat().st_size <= BYTES[1]]
-    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).hexdigest())
-    chosen = list({path.parent: path for path in reversed(paths)}.values())[::-1]
-    needed = HELD_OUT + DEVELOPMENT + LEARNED
-    if len(chosen) < needed:
-        raise ValueError(
-            f"{folder} has books of {len(chosen)} authors, expected {needed} or more: give the folder of the books."
-        )
-    return chosen[:needed]
-
-
-def paragraphs(path: Path) -> list[str]:
-    """Those of a book in Markdown, without headings and rules."""
-    parts = (" ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n"))
-    return [part for part in parts if part and not part.startswith(("#", "---", "***"))]
-
-
-def passages_of(books: Sequence[Path], tokenizer: Any, tokens: int, count: int | None) -> Passages:
-    """Whole paragraphs in passages of at most `tokens` tokens with [CLS] and [SEP]; the first `count` of each book.
-
-    A longer paragraph is cut. The last passage of a book is left out, unless it is the only one.
-    """
-    rows, numbers = [], []
-    for number, book in enumerate(books):
-        of_book: list[list[int]] = [[]]
-        for ids in tokenizer(paragraphs(book), add_special_tokens=False)["input_ids"]:
-            ids = ids[: tokens - 2]
-            if len(of_book[-1]) + len(ids) > tokens - 2:
-                of_book.append([])
-            of_book[-1].extend(ids)
-            if count is not None and len(of_book) > count:
-                break
-        of_book = of_book[:-1][:count] or of_book
-        rows += [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in of_book]
-        numbers += [number] * len(of_book)
-    ids = torch.full((len(rows), tokens), PAD)
-    for row, given in zip(ids, rows, strict=True):
-        row[: len(given)] = torch.tensor(given)
-    return Passages(ids, torch.tensor(numbers))
-
-
-def pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the tokens that count, of norm 1: MiniLM's embedding. states: (batch, tokens, width)."""
-    weights = mask[..., None].to(states.dtype)
-    return torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
-
-
-@torch.no_grad()
-def embeddings(model: Any, passages: Passages) -> Tensor:
-    """(passages, width), float32."""
-    parts = (passages.inputs(slice(start, start + BATCH)) for start in range(0, len(passages), BATCH))
-    return torch.cat([pooled(model(**part).last_hidden_state.float(), part["attention_mask"]) for part in parts])
-
-
-def nearest(vectors: Tensor) -> Tensor:
-    """The passage with the largest cosine to each, other than itself."""
-    return (vectors @ vectors.T).fill_diagonal_(-2).argmax(1)
-
-
-def found(vectors: Tensor, books: Tensor) -> Tensor:
-    """Whether the nearest passage of each is its neighbour in the book, bool."""
-    best, own = nearest(vectors), torch.arange(len(vectors))
-    return ((best - own).abs() == 1) & (books[best] == books)
-
-
-def measures(student: Tensor, teacher: Tensor, books: Tensor) -> dict[str, Any]:
-    """Accuracies, kept: the student's over the teacher's, with a 95 % interval over books, and agreement of nearest.
-
-    error: |student - teacher|² / |teacher - its mean|² of the embeddings.
-    """
-    hits = torch.stack([found(student, books), found(teacher, books)]).double()
-    of_books = torch.stack([hits[:, books == book].sum(1) for book in books.unique()])
-    draws = torch.randint(len(of_books), (2000, len(of_books)), generator=torch.Generator().manual_seed(0))
-    sums = of_books[draws].sum(1)
-    low, high = (sums[:, 0] / sums[:, 1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
-    right = hits.mean(1)
-    return {
-        "top1": right[0].item(),
-        "teacher": right[1].item(),
-        "kept": (right[0] / right[1]).item(),
-        "low": low,
-        "high": high,
-        "agreement": (nearest(student) == nearest(teacher)).double().mean().item(),
-        "error": relative(student, teacher).item(),
-    }
-
-
-def relative(given: Tensor, wanted: Tensor) -> Tensor:
-    """|given - wanted|² / |wanted - its mean over all rows|²."""
-    return (given - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum()
-
-
-def pieces_of(books: Sequence[Path], tokenizer: Any, tokens: int) -> Tensor:
-    """The text of books cut into pieces of exactly `tokens` tokens with [CLS] and [SEP], (pieces, tokens)."""
-    rows = []
-    for book in books:
-        ids = torch.tensor([*chain(*tokenizer(paragraphs(book), add_special_tokens=False)["input_ids"])])
-        rows.append(ids[: len(ids) // (tokens - 2) * (tokens - 2)].view(-1, tokens - 2))
-    return torch.nn.functional.pad(
-        torch.nn.functional.pad(torch.cat(rows), (1, 0), value=tokenizer.cls_token_id),
-        (0, 1),
-        value=tokenizer.sep_token_id,
-    )
 
 
 def batches(pieces: Tensor, steps: int, size: int, seed: int) -> list[dict[str, Tensor]]:
@@ -247,6 +124,18 @@ def planned(errors: Sequence[float]) -> str:
     return "".join("S" if block in worst else "L" for block in range(len(errors)))
 
 
+def texts_of(books: Path, tokenizer: Any, study: Study) -> dict[str, Any]:
+    """The passages that are measured, and the pieces to learn from by their number of tokens."""
+    chosen = chosen_books(books, HELD_OUT + DEVELOPMENT + LEARNED)
+    parts = chosen[:HELD_OUT], chosen[HELD_OUT : HELD_OUT + DEVELOPMENT], chosen[HELD_OUT + DEVELOPMENT :]
+    lengths = {study.align.tokens, study.short.tokens, study.long.tokens}
+    return {
+        "held_out": asdict(passages_of(parts[0], tokenizer, study.tokens, study.passages)),
+        "development": asdict(passages_of(parts[1], tokenizer, study.tokens, study.development)),
+        **{str(length): pieces_of(parts[2], tokenizer, length) for length in lengths},
+    }
+
+
 class Runs:
     """The runs of the study: finished stages are rows of the ledger, with weights in `folder`, and are not repeated."""
 
@@ -259,20 +148,7 @@ class Runs:
         folder.mkdir(parents=True, exist_ok=True)
         texts = folder / "texts.pt"
         if not texts.exists():
-            tokenizer, chosen = AutoTokenizer.from_pretrained(encoder), chosen_books(books)
-            held_out, development, learned = (
-                chosen[:HELD_OUT],
-                chosen[HELD_OUT:][:DEVELOPMENT],
-                chosen[HELD_OUT + DEVELOPMENT :],
-            )
-            torch.save(
-                {
-                    "held_out": asdict(passages_of(held_out, tokenizer, study.tokens, study.passages)),
-                    "development": asdict(passages_of(development, tokenizer, study.tokens, study.development)),
-                    **{str(n): pieces_of(learned, tokenizer, n) for n in {study.align.tokens, study.short.tokens, study.long.tokens}},
-                },
-                texts,
-            )
+            torch.save(texts_of(books, AutoTokenizer.from_pretrained(encoder), study), texts)
         stored = torch.load(texts)
         self.held_out, self.development = (Passages(**stored[name]) for name in ("held_out", "development"))
         self.pieces = {int(name): x for name, x in stored.items() if name.isdigit()}
@@ -338,3 +214,17 @@ class Runs:
 def half() -> torch.autocast:
     """bfloat16 for the products: training and measuring take a third of the time."""
     return torch.autocast("cpu", torch.bfloat16)
+
+
+def run(call: Call) -> None:
+    """Trains what is left of `STUDENTS`, and writes their tables."""
+    torch.set_num_threads(1)
+    ledger = EVIDENCE / "minilm.jsonl"
+    Runs(Path(call.encoder), Path(call.books), Path("runs/evidence/minilm"), ledger).run(print)
+    write_results(EVIDENCE / "linearize.md", ledger)
+
+
+def measure_times(call: Call) -> None:
+    """Time against length, on a quiet machine."""
+    torch.set_num_threads(1)
+    write_times(Path(call.encoder), EVIDENCE / "linearize.md")

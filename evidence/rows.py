@@ -24,7 +24,8 @@ class Call:
 
     on: an accelerator such as "gpu"; "" trains on the CPU, where there is a compiler with the C++ kernel. workers: runs
     at once. seeds: of the studies, None for those of the table. again: trains also what a ledger has, where later runs
-    need the weights. note: a sentence for model cards. cifar: the folder of CIFAR-10.
+    need the weights. note: a sentence for model cards. cifar: the folder of CIFAR-10. encoder: a
+    folder with the files of MiniLM. books: a folder of books.
     """
 
     on: str = ""
@@ -33,6 +34,8 @@ class Call:
     again: bool = False
     note: str = ""
     cifar: str = "data/cifar"
+    encoder: str = "data/minilm"
+    books: str = "data/books"
 
     @property
     def settings(self) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evidence import referee
+from evidence import minilm, referee
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
 from evidence.gpu import cifar
 from evidence.language_tasks import write_benchmarks
@@ -361,6 +361,7 @@ GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
     "language": (BOOKS, Function("books_benchmarks", _books_benchmarks)),
     "generation": (CIFAR10, Function("cifar10_images", _cifar10_images)),
     "linearize": LINEARIZE,
+    "encoder": (Function("minilm", minilm.run), Function("minilm-times", minilm.measure_times)),
     "plans": (plan("vit", 256), plan("pyramid", 512)),
     "rates": RATES,
     "rates-linearize": (*student_rates("linear"), *student_rates("mala")),
