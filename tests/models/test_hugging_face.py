@@ -16,7 +16,7 @@ from linvit.errors import SettingError
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_mechanisms import TOKEN_LAYERS
 from linvit.models import hugging_face
-from linvit.models.hugging_face import attention_errors, attention_layers, interface_names
+from linvit.models.hugging_face import align, attention_errors, attention_layers, interface_names
 from linvit.ops import attention_scores
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -452,6 +452,23 @@ def test_a_student_without_linear_attention_has_nothing_to_learn():
     teacher = bert("sdpa")
     with pytest.raises(SettingError, match="kept softmax attention in all layers"):
         attention_errors(linvit.linearize(teacher, "mala", "SS"), teacher, **TEXTS["BERT"].inputs())
+    with pytest.raises(SettingError, match="kept softmax attention in all layers"):
+        align(linvit.linearize(teacher, "mala", "SS"), teacher, [TEXTS["BERT"].inputs()])
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_aligning_trains_the_linear_layers_and_nothing_else(half):
+    teacher = bert("sdpa", initializer_range=0.5)  # its attention is far from uniform
+    student = linvit.linearize(teacher, "linear", "LS")
+    before = {name: p.clone() for name, p in student.named_parameters()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights must follow them
+        errors = align(student, teacher, [TEXTS["BERT"].inputs()] * 30, rate=1e-2)
+    assert len(errors) == 30
+    assert errors[-1] < 0.5 * errors[0]
+    changed = {name for name, p in student.named_parameters() if not p.equal(before[name])}
+    layer = "encoder.layer.0.attention.self."
+    assert changed <= {name for name in before if name.startswith(layer)}
+    assert layer + "query.weight" in changed
 
 
 @pytest.mark.parametrize("mechanism", ["rala", "mala"])
