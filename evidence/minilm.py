@@ -112,9 +112,9 @@ def damage(student: Any, teacher: Any, mechanism: str, passages: Passages, wante
     """The error of the embeddings when one block alone is linear, aligned as in the student, for each block."""
     blocks, errors = len(attention_layers(teacher)), []
     for block in range(blocks):
-        one = linvit.linearize(teacher, mechanism, "".join("SL"[block == each] for each in range(blocks)))
-        attention_layers(one)[block].load_state_dict(attention_layers(student)[block].state_dict())
-        errors.append(relative(embeddings(one, passages), wanted).item())
+        mixed = linvit.linearize(teacher, mechanism, "".join("SL"[block == each] for each in range(blocks)))
+        attention_layers(mixed)[block].load_state_dict(attention_layers(student)[block].state_dict())
+        errors.append(relative(embeddings(mixed, passages), wanted).item())
     return errors
 
 

@@ -52,8 +52,8 @@ def chosen_books(folder: Path, count: int) -> list[Path]:
 
 def paragraphs(path: Path) -> list[str]:
     """Those of a book in Markdown, without headings and rules."""
-    parts = (" ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n"))
-    return [part for part in parts if part and not part.startswith(("#", "---", "***"))]
+    parts = (" ".join(text.split()) for text in path.read_text(encoding="utf-8").split("\n\n"))
+    return [text for text in parts if text and not text.startswith(("#", "---", "***"))]
 
 
 def passages_of(books: Sequence[Path], tokenizer: Any, tokens: int, count: int | None) -> Passages:
@@ -89,8 +89,8 @@ def pooled(states: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def embeddings(model: Any, passages: Passages) -> Tensor:
     """(passages, width), float32."""
-    parts = (passages.inputs(slice(start, start + BATCH)) for start in range(0, len(passages), BATCH))
-    return torch.cat([pooled(model(**part).last_hidden_state.float(), part["attention_mask"]) for part in parts])
+    batches = (passages.inputs(slice(start, start + BATCH)) for start in range(0, len(passages), BATCH))
+    return torch.cat([pooled(model(**batch).last_hidden_state.float(), batch["attention_mask"]) for batch in batches])
 
 
 def nearest(vectors: Tensor) -> Tensor:
@@ -98,10 +98,10 @@ def nearest(vectors: Tensor) -> Tensor:
     return (vectors @ vectors.T).fill_diagonal_(-2).argmax(1)
 
 
-def found(vectors: Tensor, books: Tensor) -> Tensor:
+def finds_neighbour(vectors: Tensor, books: Tensor) -> Tensor:
     """Whether the nearest passage of each is its neighbour in the book, bool."""
-    best, own = nearest(vectors), torch.arange(len(vectors))
-    return ((best - own).abs() == 1) & (books[best] == books)
+    best = nearest(vectors)
+    return ((best - torch.arange(len(best))).abs() == 1) & (books[best] == books)
 
 
 def measures(student: Tensor, teacher: Tensor, books: Tensor) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def measures(student: Tensor, teacher: Tensor, books: Tensor) -> dict[str, Any]:
 
     error: |student - teacher|² / |teacher - its mean|² of the embeddings.
     """
-    hits = torch.stack([found(student, books), found(teacher, books)]).double()
+    hits = torch.stack([finds_neighbour(student, books), finds_neighbour(teacher, books)]).double()
     of_books = torch.stack([hits[:, books == book].sum(1) for book in books.unique()])
     draws = torch.randint(len(of_books), (2000, len(of_books)), generator=torch.Generator().manual_seed(0))
     sums = of_books[draws].sum(1)

@@ -8,7 +8,7 @@ import torch
 import linvit
 from evidence import minilm, minilm_page, passages
 from evidence.minilm import Runs, Stage, Student, Study
-from evidence.passages import Passages, chosen_books, embeddings, found, measures, passages_of, pieces_of
+from evidence.passages import Passages, chosen_books, embeddings, finds_neighbour, measures, passages_of, pieces_of
 from linvit.analysis.markdown import marks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -57,7 +57,7 @@ def test_a_passage_is_found_by_a_neighbour_of_its_own_book():
     books = torch.tensor([0, 0, 0, 1, 1])
     angles = torch.tensor([0.0, 0.1, 1.0, 1.05, 3.0])  # 0 and 1 find each other; 2 and 3 too, but in different books
     vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert found(vectors, books).tolist() == [True, True, False, False, True]
+    assert finds_neighbour(vectors, books).tolist() == [True, True, False, False, True]
     same = measures(vectors, vectors, books)
     assert (same["top1"], same["kept"], same["low"], same["agreement"], same["error"]) == (0.6, 1, 1, 1, 0)
     turned = vectors[[1, 0, 2, 4, 3]]
@@ -90,6 +90,7 @@ def test_passages_are_whole_paragraphs_in_turn(books):
     assert " ".join(texts[0]).startswith(" ".join(own.batch_decode(pieces[:2, 1:-1])))
 
 
+@pytest.mark.slow
 def test_padding_is_not_in_an_embedding(encoder):
     model = linvit.swap_attention(transformers.AutoModel.from_pretrained(encoder), "mala").eval()
     ids = torch.tensor([[2, 7, 9, 8, 3], [2, 7, 3, 0, 0]])
@@ -98,6 +99,7 @@ def test_padding_is_not_in_an_embedding(encoder):
     torch.testing.assert_close(together[1:], alone)
 
 
+@pytest.mark.slow
 def test_stages_run_once_and_their_rows_make_the_tables(encoder, books, tmp_path, monkeypatch):
     students = (
         Student("mala", "mala"),
