@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evidence import referee
+from evidence import long_sequences, referee
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
 from evidence.gpu import cifar
 from evidence.language_tasks import write_benchmarks
@@ -362,6 +362,7 @@ GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
     "generation": (CIFAR10, Function("cifar10_images", _cifar10_images)),
     "linearize": LINEARIZE,
     "plans": (plan("vit", 256), plan("pyramid", 512)),
+    "long": (Function("long_sequences", long_sequences.run),),
     "rates": RATES,
     "rates-linearize": (*student_rates("linear"), *student_rates("mala")),
     "pilots": PILOTS,
