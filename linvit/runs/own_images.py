@@ -45,6 +45,7 @@ ARGUMENTS = {
     "epochs": Count | None,
 }
 SHIPPED = "shipped"
+LONG = 3600.0  # seconds
 WORK = 3e9  # multiply-accumulates of the images that time a step
 FORWARD = 1 / 3  # of a step's time: the pass forward
 PATIENCE, FEWEST_EPOCHS = 300, 8  # seconds without a GPU into which the epochs from weights of linvit should fit
@@ -82,8 +83,10 @@ class NewRecipe:
         if self.seconds is None:
             return words
         whole = self.seconds * self.epochs
+        less = "; a smaller size, fewer epochs or a nano network take less" if whole > LONG else ""
         return (
             f"{words}; an epoch takes about {_duration(self.seconds)} on this machine, all of them {_duration(whole)}"
+            f"{less}"
         )
 
 

@@ -42,7 +42,7 @@ from linvit.runs.recipe_values import Overrides, dump_yaml, publishable, read_re
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT, read_resumable
-from linvit.runs.threads import ChoosesThreads
+from linvit.runs.threads import ChoosesThreads, WatchesEpochs
 from linvit.runs.trainer import lightning_refusals
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -199,7 +199,9 @@ def _record(recipe: Recipe, folder: Path, trainer: Trainer, measure: bool) -> No
 
     if trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu":
         write(recipe.values["trainer"]["threads"])
-    elif measure and torch.get_num_threads() > 1:
+        return
+    trainer.callbacks.append(WatchesEpochs())  # type: ignore[attr-defined]
+    if measure and torch.get_num_threads() > 1:
         trainer.callbacks.append(ChoosesThreads(write))  # type: ignore[attr-defined]
     else:
         write(torch.get_num_threads())
