@@ -211,23 +211,23 @@ def compare(
     Every block's attention gets what the teacher's reads. The teacher itself is "softmax".
     """
     taught = {name: lessons(student, teacher) for name, student in students.items()}
-    found: dict[str, dict[str, list[Tensor]]] = {
+    results: dict[str, dict[str, list[Tensor]]] = {
         name: {"top1": [], "same": [], "error": []} for name in ("softmax", *students)
     }
     for inputs, classes in batches:
         with attention_calls(teacher) as seen:
             expected = teacher(inputs).argmax(-1)
         for name, student in {"softmax": teacher, **students}.items():
-            given = expected if student is teacher else student(inputs).argmax(-1)
-            found[name]["top1"].append(given == classes)
-            found[name]["same"].append(given == expected)
-            found[name]["error"] += [
+            answer = expected if student is teacher else student(inputs).argmax(-1)
+            results[name]["top1"].append(answer == classes)
+            results[name]["same"].append(answer == expected)
+            results[name]["error"] += [
                 relative_errors(attended(student, lesson, tokens), output)
                 for lesson, (tokens, output) in zip(taught.get(name, ()), seen, strict=False)
             ] or [torch.zeros(1)]
     return {
         name: {measure: torch.cat(values).float().mean().item() for measure, values in lists.items()}
-        for name, lists in found.items()
+        for name, lists in results.items()
     }
 
 
@@ -316,7 +316,7 @@ def aligned(
     students = {trial: create_student(teacher, name, tensors[trial]) for trial, (name, _) in trials.items()}
     pixels, classes = (values[unread] for values in images.train)
     batches = images.batches(pixels, classes, side, batch)
-    errors = {trial: found["error"] for trial, found in compare(teacher, students, batches).items()}
+    errors = {trial: results["error"] for trial, results in compare(teacher, students, batches).items()}
     best = {name: min((t for t in trials if trials[t][0] == name), key=errors.__getitem__) for name in starts}
     for trial, (name, rate) in trials.items():
         print(f"{tokens:,} tokens, {name}, rate {rate:g}: error {errors[trial]:.4f} on images not read", flush=True)
@@ -338,14 +338,14 @@ def measured(
         return
     side, begin = SIDES[tokens], time.perf_counter()
     pixels, classes = (values[:tested] for values in images.test)
-    found = compare(teacher, students, images.batches(pixels, classes, side, max(1, 16 * 1024 // tokens)))
+    results = compare(teacher, students, images.batches(pixels, classes, side, max(1, 16 * 1024 // tokens)))
     shown = [images.read(image[None], side) for image in pixels[: max(2, 16 * 1024 // tokens)]]
     where = torch.cuda.get_device_name() if images.mean.is_cuda else processor()
     with ledger.open("a") as lines:
         for name, model in {"softmax": teacher, **students}.items():
             start = starts.get(name, Start(length, (0.0,)))
             about = {"tokens": tokens, "aligned": length, "network": name, "rate": start.rates[0], "seed": SEED}
-            line = {**about, **found[name], **look_inside(model, shown), "images": tested, "machine": where}
+            line = {**about, **results[name], **look_inside(model, shown), "images": tested, "machine": where}
             print(json.dumps(line), flush=True)
             lines.write(json.dumps({**line, "torch": torch.__version__, "commit": commit()}) + "\n")
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)

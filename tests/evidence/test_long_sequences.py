@@ -32,15 +32,16 @@ def toy(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_study_goes_on_where_it_stopped_and_fills_its_page(toy):
     ledger, sizes = toy / "long.jsonl", Sizes((16, 8), (8, 4, 2), (8, 4, 2))
     study(noise(), toy / "runs", ledger, (16,), sizes)
     first = ledger.read_text()
     study(noise(), toy / "runs", ledger, (16, 64), sizes)
     assert ledger.read_text().startswith(first)
-    found = [(row["tokens"], row["aligned"], row["network"]) for row in rows_of(ledger)]
+    described = [(row["tokens"], row["aligned"], row["network"]) for row in rows_of(ledger)]
     names = ("softmax", "linear", "mala, blocks")
-    assert found == [(tokens, length, name) for tokens, length in ((16, 16), (64, 16), (64, 64)) for name in names]
+    assert described == [(tokens, length, name) for tokens, length in ((16, 16), (64, 16), (64, 64)) for name in names]
     assert all(row["error"] == 0 and row["same"] == 1 for row in rows_of(ledger) if row["network"] == "softmax")
     write_page(ledger)
     page = (toy / "long.md").read_text()
