@@ -79,15 +79,15 @@ class WatchesEpochs(Callback):
     """Says once that an epoch took much longer than others: with several threads, other work on the cores does that."""
 
     def __init__(self) -> None:
-        self.started, self.shortest, self.told = 0.0, float("inf"), False
+        self.started, self.shortest, self.warned = 0.0, float("inf"), False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         taken, threads = time.perf_counter() - self.started, torch.get_num_threads()
-        if not self.told and threads > 1 and taken > max(1.0, SLOW * self.shortest):
-            self.told = True
+        if not self.warned and threads > 1 and taken > max(1.0, SLOW * self.shortest):
+            self.warned = True
             logger.warning(
                 "Epoch %d took %.1f s, an earlier one %.1f s, with %d threads: if other programs keep the processor"
                 " busy, stop and continue with --resume trainer.threads=1.",
