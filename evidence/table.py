@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evidence import long_sequences, referee
+from evidence import hub_kernel, long_sequences, referee
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
 from evidence.gpu import cifar
 from evidence.language_tasks import write_benchmarks
@@ -380,6 +380,7 @@ GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
         Bench("bench-precision", "precision", folder="precision"),
         Function("int8", _int8),
         Function("counts", _counts),
+        Function("hub-kernel", hub_kernel.run),
     ),
 }
 ALL = ("papers", "dense", "speech", "language", "generation", "linearize")
