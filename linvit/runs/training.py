@@ -51,7 +51,7 @@ from linvit.tasks.task import Task
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
-FREE = {"root", "num_workers", "checkpoint", "compile", "cpp", "recompute"}
+FREE = {"root", "num_workers", "checkpoint", "compile", "cpp", "recompute", "augment_on"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
