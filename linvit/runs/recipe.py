@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import Precision
 
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted, refuse
@@ -15,7 +16,16 @@ from linvit.ranges import Count, Filled, Seed, arguments, check, check_names, co
 from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.tasks import RUNS, SOURCES
-from linvit.runs.trainer import PARAMETERS, check_machine, components, created, lightning_refusals
+from linvit.runs.trainer import (
+    PARAMETERS,
+    check_machine,
+    chosen_precision,
+    components,
+    created,
+    has_bfloat16,
+    lightning_refusals,
+    present_device,
+)
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
@@ -156,6 +166,22 @@ class Recipe:
         if self.values["processes_per_image"] > 1:
             check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 
+    def settle(self, stored: Mapping[str, Any] | None) -> None:
+        """Replaces precision "auto" and channels_last null by what the run has, or what suits its device.
+
+        stored: the recipe of a run that is resumed, None for a new one.
+        """
+        trainer, task = self.values["trainer"], self.values["task"]
+        device = present_device(trainer["accelerator"]) or ""
+        if trainer["precision"] == "auto":
+            plugins = self._components.get("plugins", [])
+            plugins = plugins if isinstance(plugins, list) else [plugins]
+            named = any(issubclass(plugin.kind, Precision) for plugin in plugins)
+            chosen = None if named else chosen_precision(device, has_bfloat16())
+            trainer["precision"] = stored["trainer"].get("precision") if stored else chosen
+        if task["channels_last"] is None:
+            task["channels_last"] = stored["task"].get("channels_last", False) if stored else device == "cuda"
+
     def trainer(
         self,
         callbacks: Sequence[Any] = (),
@@ -164,6 +190,7 @@ class Recipe:
         **more: Any,
     ) -> Trainer:
         """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects."""
+        self.settle(None)
         made = {key: created(value, self.folder) for key, value in self._components.items()}
         settings = self.values["trainer"] | made | more
 

@@ -136,13 +136,15 @@ def train_recipe(
 ) -> Path:
     """Like `train_folder`, of a recipe that has been checked."""
     recipe.check_machine()
-    target, values = recipe.folder, recipe.resolved()
+    target = recipe.folder
     last = target / "checkpoints" / LAST
     if target.exists() and not target.is_dir():
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         stored = read_resumable(last) if resume and last.exists() else None
+        recipe.settle(stored)
+        values = recipe.resolved()
         task, source = recipe.build()
         if stored:
             _check_same_run(stored, recipe, target)

@@ -33,7 +33,8 @@ class Task(lightning.LightningModule, Checked):
         ema_warmup: Whether the decay rises from 0 to ema_decay as 1 − (1 + step)^(−2/3), which suits short runs.
         ema_batch: Batch size that ema_decay is meant for: the decay is ema_decay^(global batch / ema_batch). null uses
             ema_decay unchanged.
-        channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions.
+        channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions;
+            null means on GPUs in a training by `linvit train`, and otherwise no.
         recompute: What the backward pass computes again to need less memory: "nothing"; "cheap", all but products
             and attention, in networks of our families; "blocks", all of every block. The gradients are the same.
         compile: Whether the raw network is trained and validated through torch.compile; the saved weights keep their
@@ -66,7 +67,7 @@ class Task(lightning.LightningModule, Checked):
         ema_decay: Annotated[float, Range(0, below=1)] | None = None,
         ema_warmup: bool = True,
         ema_batch: Count | None = None,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
         recompute: Annotated[str, OneOf(RECOMPUTED)] = RECOMPUTED[0],
         compile: bool = False,
         cpp: bool = False,
