@@ -25,7 +25,7 @@ BUDGETS = {
     "analysis": 15,
     "bench": 8,
     "cli": 8,
-    "data": 10,
+    "data": 13,
     "deploy": 11,
     "evidence": 20,
     "explorer": 4,

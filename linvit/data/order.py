@@ -183,7 +183,7 @@ class Batches(DataLoader[Any]):
             seconds, begin = (0.0, now) if begin is None else (seconds + now - asked, begin)
             yield batch
             asked = time.perf_counter()
-            self.waited = seconds, seconds / (asked - begin)
+            self.waited = seconds, seconds / max(asked - begin, 1e-9)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch wants its own iterator
         before, met, any_usable = len(self.complaints), list[str](), False

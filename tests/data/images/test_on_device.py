@@ -129,7 +129,8 @@ def batches(make, count, **options):
     return found
 
 
-POLICIES = ["rand-m9-mstd0.5-inc1", "rand-m9-n3-mstd101-p0.9", "v0-mstd0.5", "originalr", None]
+SLOW = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("v0-mstd0.5", "originalr", None)]
+POLICIES = ["rand-m9-mstd0.5-inc1", "rand-m9-n3-mstd101-p0.9", *SLOW]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
