@@ -71,7 +71,7 @@ class Draws:
         self.most = 0  # steps
         for step in self.others:
             if isinstance(step, RandomErasing):
-                step.device = "meta"  # makes no noise
+                step.device, step.per_pixel = "cpu", False  # makes no noise
             refuse(isinstance(step, timms.AugMixAugment) and REFUSED)
             policies = getattr(step, "policy", [])
             self.most += getattr(step, "num_layers", max(map(len, policies), default=0))
