@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -35,13 +35,15 @@ def recomputed(what: str, module: nn.Module, *inputs: Any, block: bool = False) 
 
 def _policy(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     """Keeps what is expensive; depthwise convolutions are as cheap as norms."""
-    if operator is CONVOLUTION:
-        expensive = arguments[GROUPS] == 1
-    else:
-        name = str(operator)
-        ours = name.startswith("linvit.") and "depthwise" not in name
-        expensive = operator in PRODUCTS or ours or "scaled_dot_product" in name
+    expensive = arguments[GROUPS] == 1 if operator is CONVOLUTION else _is_expensive(operator)
     return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _is_expensive(operator: Any) -> bool:
+    name = str(operator)
+    ours = name.startswith("linvit.") and "depthwise" not in name
+    return operator in PRODUCTS or ours or "scaled_dot_product" in name
 
 
 def _contexts(what: str, module: nn.Module) -> Contexts:
