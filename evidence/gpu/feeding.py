@@ -15,19 +15,19 @@ from torch.utils.data import default_collate
 from evidence.gpu import networks
 from evidence.gpu.jobs import Case, Results
 from evidence.gpu.networks import CODE, DEVICE, RECIPES
+from linvit.data.images.augmentation_steps import Draws
 from linvit.data.images.augmented import AugmentedSource
-from linvit.data.images.drawn import Draws
 from linvit.data.images.on_device import augmented
 
 PLACES = ("cpu", "device")
 NETWORKS = ("ravlt_small_linear", "ravlt_tiny", "care_s0")
-KEPT = tuple(f"channels_last+bf16{part}" for part in ("", "+recomputing", "+checkpointing"))
+KEPT = tuple(f"channels_last+bf16{change}" for change in ("", "+recomputing", "+checkpointing"))
 BATCHES = (128, 1024)
 LOADING = "linvit/data"
 
 
 def cases(toy: bool) -> list[Case]:
-    names, kept = (NETWORKS[:1], KEPT[:2]) if toy else (NETWORKS, tuple(f"{part}+triton" for part in KEPT))
+    names, kept = (NETWORKS[:1], KEPT[:2]) if toy else (NETWORKS, tuple(f"{variant}+triton" for variant in KEPT))
     listed = [Case(f"a batch of {number} augmented", partial(batch, number, toy), (LOADING,)) for number in BATCHES]
     listed += [Case(f"{name}, memory", partial(networks.steps, name, 224, 64, kept, toy), CODE) for name in names]
     for name, place in itertools.product(tuple(RECIPES)[: 1 if toy else None], PLACES):

@@ -6,6 +6,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import Precision
@@ -13,19 +14,11 @@ from lightning.pytorch.plugins import Precision
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted, refuse
 from linvit.ranges import Count, Filled, Seed, arguments, check, check_names, completed, declared, lookup, plain
+from linvit.runs import trainer as trainers
 from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.tasks import RUNS, SOURCES
-from linvit.runs.trainer import (
-    PARAMETERS,
-    check_machine,
-    chosen_precision,
-    components,
-    created,
-    has_bfloat16,
-    lightning_refusals,
-    present_device,
-)
+from linvit.runs.trainer import PARAMETERS, check_machine, components, created, lightning_refusals
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
@@ -172,13 +165,15 @@ class Recipe:
         stored: the recipe of a run that is resumed, None for a new one.
         """
         trainer, task = self.values["trainer"], self.values["task"]
-        device = present_device(trainer["accelerator"]) or ""
-        if trainer["precision"] == "auto":
+        device = trainers.present_device(trainer["accelerator"])
+        if trainer["precision"] == "auto" and stored:
+            trainer["precision"] = stored["trainer"].get("precision")
+        elif trainer["precision"] == "auto":
             plugins = self._components.get("plugins", [])
             plugins = plugins if isinstance(plugins, list) else [plugins]
-            named = any(issubclass(plugin.kind, Precision) for plugin in plugins)
-            chosen = None if named else chosen_precision(device, has_bfloat16())
-            trainer["precision"] = stored["trainer"].get("precision") if stored else chosen
+            named = [plugin for plugin in plugins if issubclass(plugin.kind, Precision)]
+            has_bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            trainer["precision"] = None if named else trainers.chosen_precision(device, has_bfloat16)
         if task["channels_last"] is None:
             task["channels_last"] = stored["task"].get("channels_last", False) if stored else device == "cuda"
 

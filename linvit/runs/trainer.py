@@ -135,16 +135,10 @@ def lightning_refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
-def chosen_precision(device: str, has_bfloat16: bool) -> str:
+def chosen_precision(device: str | None, has_bfloat16: bool) -> str:
     """What a training computes in on a kind of device: on GPUs mixed precision, with bfloat16 if they have it."""
-    if device != "cuda":
-        return "32-true"
-    return "bf16-mixed" if has_bfloat16 else "16-mixed"
-
-
-def has_bfloat16() -> bool:
-    """Whether there is a CUDA GPU that computes in bfloat16 by itself."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    mixed = "bf16-mixed" if has_bfloat16 else "16-mixed"
+    return mixed if device == "cuda" else "32-true"
 
 
 def present_device(accelerator: Any) -> str | None:

@@ -6,7 +6,7 @@ import yaml
 from imagenet_folder import write_imagenet
 from tiny_run import TINY, At, check_resumes_bit_for_bit, content, curve, write_merged, write_recipe
 
-from linvit.runs import recipe as recipes
+from linvit.runs import trainer
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
 from linvit.runs.trainer import chosen_precision
@@ -33,8 +33,8 @@ def settled(tmp_path, monkeypatch):
     """The precision and memory format of a recipe on a device."""
 
     def settle(device, stored=None, **groups):
-        monkeypatch.setattr(recipes, "present_device", lambda accelerator: device)
-        monkeypatch.setattr(recipes, "has_bfloat16", lambda: True)
+        monkeypatch.setattr(trainer, "present_device", lambda accelerator: device)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
         recipe = Recipe(read_recipe(write_recipe(tmp_path, **groups)))
         recipe.settle(stored)
         values = recipe.resolved()
@@ -53,6 +53,7 @@ def test_a_recipe_that_says_more_is_obeyed(settled):
     assert settled("cuda", **said) == ("32-true", False)
     plugin = {"class_path": "MixedPrecision", "init_args": {"precision": "bf16-mixed", "device": "cuda"}}
     assert settled("cuda", trainer={"plugins": [plugin]}) == (None, True)
+    assert settled("cuda", trainer={"plugins": plugin}) == (None, True)
 
 
 def test_a_resumed_run_keeps_what_it_had(settled):

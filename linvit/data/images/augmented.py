@@ -12,7 +12,8 @@ from timm.data.auto_augment import posterize
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
-from linvit.data.images import drawn
+from linvit.data.images.augmentation_steps import INTERPOLATIONS as ON_DEVICE
+from linvit.data.images.augmentation_steps import Drawn, Draws
 from linvit.data.images.image import SMALLEST, Channels, Deviation, Preprocessing, Resize, Side
 from linvit.data.images.on_device import augmented
 from linvit.data.order import batches_of_one_size
@@ -113,9 +114,9 @@ class AugmentedSource(Source):
         if augment_on == "device":
             chosen = self.augmentation["interpolation"]
             refuse(
-                chosen not in drawn.INTERPOLATIONS
+                chosen not in ON_DEVICE
                 and f"`augment_on` is 'device', where training images are not resized by {chosen!r}: set"
-                f" `train_interpolation` to one of {', '.join(drawn.INTERPOLATIONS)}, or `augment_on` to cpu."
+                f" `train_interpolation` to one of {', '.join(ON_DEVICE)}, or `augment_on` to cpu."
             )
             self.train_transform()
 
@@ -131,7 +132,7 @@ class AugmentedSource(Source):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """The batch, augmented if it has yet to be; its device is that of the network."""
-        if not isinstance(batch[0], drawn.Drawn):
+        if not isinstance(batch[0], Drawn):
             return batch
         pre = self.preprocessing
         return augmented(batch[0], pre.size, pre.mean, pre.std), *batch[1:]
@@ -173,7 +174,7 @@ class AugmentedSource(Source):
             for op in (*getattr(step, "ops", ()), *(op for policy in getattr(step, "policy", ()) for op in policy)):
                 if op.aug_fn is posterize:
                     op.aug_fn = _posterize
-        return drawn.Draws(transform, not self.of_one_size) if self.augment_on == "device" else transform
+        return Draws(transform, not self.of_one_size) if self.augment_on == "device" else transform
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

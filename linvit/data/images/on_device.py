@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from linvit.data.images.drawn import LEVELED, NUMBER, Drawn
+from linvit.data.images.augmentation_steps import LEVELED, NUMBER, Drawn
 
 GREY = (19595, 38470, 7471)  # of red, green and blue in 65,536
 LEVELS = 256
@@ -134,8 +134,8 @@ def moved(pixels: Tensor, kind: Tensor, matrix: Tensor, bilinear: Tensor, fill: 
         place = ((above + row).clamp(0, height - 1) * width + columns).flatten(1)[:, None]
         line = flat.gather(2, place.expand(-1, flat.shape[1], -1)).unflatten(2, weights_x.shape[1:])
         sums += (line * (weights_x * weights_y[:, row : row + 1])[:, None]).sum(2)
-    found = torch.where(inside[:, None], (sums + MARGIN).clamp(0, LEVELS - 1).floor(), fill)
-    return torch.where((kind == NUMBER["affine"])[:, None, None, None], found.to(torch.uint8), pixels)
+    levels = torch.where(inside[:, None], (sums + MARGIN).clamp(0, LEVELS - 1).floor(), fill)
+    return torch.where((kind == NUMBER["affine"])[:, None, None, None], levels.to(torch.uint8), pixels)
 
 
 def _taps(place: Tensor, bilinear: Tensor) -> tuple[Tensor, Tensor]:

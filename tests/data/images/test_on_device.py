@@ -14,7 +14,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from evidence.gpu.graphs import has_views
 from linvit.data.images import ImageFolder
-from linvit.data.images.drawn import UNMOVED, Drawn, Noted, Notes
+from linvit.data.images.augmentation_steps import UNMOVED, Drawn, Noted, Notes
 from linvit.data.images.on_device import augmented, blended, cropped, leveled, moved
 from linvit.data.images.small import Cifar
 from linvit.data.order import Augmented
