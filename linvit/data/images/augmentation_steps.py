@@ -87,28 +87,33 @@ class Draws:
         else:
             box = self.first.get_params(image, self.first.scale, self.first.ratio)
             crop = torch.tensor([*box, _is_bilinear(self.first.interpolation)])
-        height, width = self.first.size
-        notes, mirrored, erased = Notes(width, height), False, Erased(len(image.getbands()), height, width)
+        notes, mirrored = Notes(len(image.getbands()), *self.first.size), False
         for step in self.others:
             if isinstance(step, RandomHorizontalFlip):
                 mirrored = bool(torch.rand(1) < step.p)
             elif isinstance(step, ColorJitter):
-                notes.extend(_jitter(step))
-            elif isinstance(step, RandomErasing):
-                step(erased)
-            elif isinstance(step, timms.RandAugment | timms.AutoAugment):
+                notes.steps += _jitter(step)
+            elif isinstance(step, timms.RandAugment | timms.AutoAugment | RandomErasing):
                 step(notes)
-        steps = torch.tensor([*notes, *[NOTHING] * (self.most - len(notes))], dtype=torch.float64).reshape(-1, 9)
+        rest = [NOTHING] * (self.most - len(notes.steps))
+        steps = torch.tensor([*notes.steps, *rest], dtype=torch.float64).reshape(-1, len(NOTHING))
         seed = torch.empty((), dtype=torch.int64).random_()
-        return Drawn(pil_to_tensor(image), crop, torch.tensor(mirrored), steps, torch.tensor(erased.box), seed)
+        return Drawn(pil_to_tensor(image), crop, torch.tensor(mirrored), steps, torch.tensor(notes.erased), seed)
 
 
-class Notes(list[Step]):
-    """Steps, in place of an image of this size."""
+class Notes:
+    """What is to be done, in place of an image of this size (channels, height, width)."""
 
-    def __init__(self, width: int, height: int) -> None:
-        super().__init__()
-        self.width, self.height = width, height
+    dtype = torch.float32
+
+    def __init__(self, *size: int) -> None:
+        self.size: Callable[[], tuple[int, ...]] = lambda: size
+        self.steps: list[Step] = []
+        self.erased = (0, 0, 0, 0)
+
+    def __setitem__(self, place: tuple[slice, slice, slice], noise: Tensor) -> None:
+        _, rows, columns = place
+        self.erased = (rows.start, rows.stop, columns.start, columns.stop)
 
 
 class Noted:
@@ -116,31 +121,16 @@ class Noted:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.name = {"_posterize": "posterize", "desaturate": "color"}.get(function.__name__, function.__name__)
+        self.name = function.__name__.removeprefix("_")
         refuse(function not in MOVES and self.name not in NUMBER and REFUSED)
 
     def __call__(self, notes: Notes, argument: float = 0.0, *, resample: Any, **options: Any) -> Notes:
         if move := MOVES.get(self.function):
-            matrix = move(argument, notes.width, notes.height)
-            notes.append((NUMBER["affine"], 0.0, *matrix, _is_bilinear(resample)))
+            _, height, width = notes.size()
+            notes.steps.append((NUMBER["affine"], 0.0, *move(argument, width, height), _is_bilinear(resample)))
         else:
-            factor = min(1.0, max(0.0, 1.0 - argument)) if self.function is timms.desaturate else argument
-            notes.append((NUMBER[self.name], factor, *UNMOVED, 0.0))
+            notes.steps.append((NUMBER[self.name], argument, *UNMOVED, 0.0))
         return notes
-
-
-class Erased:
-    """The rectangle that is erased, in place of an image of this size."""
-
-    dtype = torch.float32
-
-    def __init__(self, *size: int) -> None:
-        self.size = lambda: size
-        self.box = (0, 0, 0, 0)
-
-    def __setitem__(self, place: tuple[slice, slice, slice], noise: Tensor) -> None:
-        _, rows, columns = place
-        self.box = (rows.start, rows.stop, columns.start, columns.stop)
 
 
 def _jitter(step: ColorJitter) -> list[Step]:

@@ -33,7 +33,6 @@ LEVELED = {
 BLENDED = {
     timms.color: [(0.1,), (0.73,), (1.0,), (1.9,)],
     timms.sharpness: [(0.1,), (0.73,), (1.9,)],
-    timms.desaturate: [(0.5,), (1.0,)],
 }
 MOVED = {
     timms.shear_x: [(-0.27,), (0.3,)],
@@ -62,8 +61,8 @@ def both(function, arguments, channels=3, resample=Image.Resampling.BICUBIC):
     for picture in pictures(channels):
         options = {"resample": resample, "fillcolor": FILL[:channels]}
         expected = pil_to_tensor(function(picture, *arguments, **options))
-        notes = Noted(function)(Notes(*picture.size), *arguments, **options)
-        step = torch.tensor(notes, dtype=torch.float64)
+        notes = Noted(function)(Notes(channels, *picture.size[::-1]), *arguments, **options)
+        step = torch.tensor(notes.steps, dtype=torch.float64)
         pixels, kind, argument = pil_to_tensor(picture)[None], step[:, 0].long(), step[:, 1]
         pixels = blended(leveled(pixels, kind, argument), kind, argument)
         fill = torch.tensor(FILL[:channels], dtype=torch.float32)[:, None, None]
