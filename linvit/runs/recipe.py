@@ -167,7 +167,7 @@ class Recipe:
         trainer, task = self.values["trainer"], self.values["task"]
         device = trainers.present_device(trainer["accelerator"])
         if trainer["precision"] == "auto" and stored:
-            trainer["precision"] = stored["trainer"].get("precision")
+            trainer["precision"] = stored.get("trainer", {}).get("precision")
         elif trainer["precision"] == "auto":
             plugins = self._components.get("plugins", [])
             plugins = plugins if isinstance(plugins, list) else [plugins]
@@ -175,7 +175,7 @@ class Recipe:
             has_bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             trainer["precision"] = None if named else trainers.chosen_precision(device, has_bfloat16)
         if task["channels_last"] is None:
-            task["channels_last"] = stored["task"].get("channels_last", False) if stored else device == "cuda"
+            task["channels_last"] = stored.get("task", {}).get("channels_last", False) if stored else device == "cuda"
 
     def trainer(
         self,
