@@ -43,6 +43,13 @@ QUEUE = (
     Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
     Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
     Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
+    Job(
+        "feeding",
+        9,
+        "feeding:cases",
+        "images augmented on the GPU or the CPU; memory of steps that compute again",
+        processes=4,
+    ),
     Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
     Job("sweep", 6, "kernels:forward_settings", "tile, warps, stages and splits of the forward kernels", processes=16),
     Job("small", 6, "operators:small", "from how many tokens on ours beat softmax attention; share of a copy's rate"),

@@ -264,9 +264,6 @@ def _text(
     more = " …" if len(counts) < len(images.counts) else ""
     tuned = init is not None
     unreadable = max(CORRUPT_SHARE, 2 * len(images.unreadable) / images.sampled)
-    precision = "32-true"
-    if torch.cuda.is_available():
-        precision = "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
@@ -282,7 +279,6 @@ def _text(
         "batch_size": batch_size,
         "max_corrupt": math.ceil(unreadable * count),
         "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
-        "precision": precision,
         **training,
     }
     return TEMPLATE.format(**values)
@@ -334,5 +330,5 @@ data:
   random_erasing: {erasing}
   max_corrupt: {max_corrupt}  # unreadable images that are left out; the run stops at one more
   num_workers: {num_workers}  # processes that read images
-trainer: {{max_epochs: {epochs}, precision: {precision}}}
+trainer: {{max_epochs: {epochs}}}
 """

@@ -51,7 +51,7 @@ from linvit.tasks.task import Task
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
-FREE = {"root", "num_workers", "checkpoint", "compile", "cpp"}
+FREE = {"root", "num_workers", "checkpoint", "compile", "cpp", "recompute", "augment_on"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -136,13 +136,15 @@ def train_recipe(
 ) -> Path:
     """Like `train_folder`, of a recipe that has been checked."""
     recipe.check_machine()
-    target, values = recipe.folder, recipe.resolved()
+    target = recipe.folder
     last = target / "checkpoints" / LAST
     if target.exists() and not target.is_dir():
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         stored = read_resumable(last) if resume and last.exists() else None
+        recipe.settle(stored)
+        values = recipe.resolved()
         task, source = recipe.build()
         if stored:
             _check_same_run(stored, recipe, target)
