@@ -162,9 +162,9 @@ def prepare(training: Training, epoch: int, folder: Path) -> None:
     temporary.rename(target)
 
 
-def look(curve: Callable[[Path], dict[str, float]], folder: Path) -> dict[str, float]:
-    """As `Design.curve`; a run's process imports this module by it, and with it the data `prepared_…`."""
-    return curve(folder)
+def look(measure: Callable[[Path], Mapping[str, float]] | None, folder: Path) -> Mapping[str, float]:
+    """As `Training.look`; a run's process imports this module by it, and with it the data `prepared_…`."""
+    return measure(folder) if measure else {}
 
 
 def images_of(training: Training) -> str:
@@ -178,8 +178,7 @@ def on_card(training: Training, root: Path, prepared: Path, accelerator: str = "
     name = training.values["data"]["name"]
     settings = [f"trainer.accelerator={accelerator}", f"data.name=prepared_{name}"]
     settings += [f"data.root={root_of(training, root)}", f"data.cache={prepared / images_of(training)}"]
-    seen = partial(look, training.look)
-    return replace(training, overrides=(*training.overrides, *settings), look=seen)
+    return replace(training, overrides=(*training.overrides, *settings), look=partial(look, training.look))
 
 
 def root_of(training: Training, root: Path) -> Path:

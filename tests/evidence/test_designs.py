@@ -1,4 +1,4 @@
-"""Designs of trainings without a GPU: rules for rates and epochs, verdicts from a ledger, shared augmentation, pieces."""
+"""Designs of trainings without a GPU: rules for rates and epochs, verdicts from a ledger, shared images, pieces."""
 
 import json
 from argparse import Namespace
@@ -16,6 +16,7 @@ from evidence import design_page
 from evidence.design import SWEEP_SEEDS, read
 from evidence.designs import DESIGNS, REFEREE
 from evidence.gpu import cifar, data
+from evidence.gpu import published
 from evidence.gpu import trainings as job
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.small import Cifar
@@ -275,6 +276,21 @@ def test_a_clone_becomes_an_archive_and_binary_files(tmp_path):
     assert here.targets.tolist() == [0, 1] * 5
     with Image.open(tmp_path / "clone" / "train" / "dog" / "0003.jpg") as image:
         assert np.array_equal(here[7][0], np.asarray(image))
+
+
+@pytest.mark.parametrize(("seconds", "epochs"), [(4.0, 80), (6.9, 45), (100.0, 5), (0.1, 300)])
+def test_a_published_size_is_trained_for_the_epochs_that_fit(seconds, epochs):
+    assert published.epochs_within(320.0, seconds) == epochs
+
+
+def test_the_pace_of_a_published_size_is_that_of_epochs_without_evaluation():
+    plain = [{"seconds": 2.0, "train_loss": 1.0}] * 5
+    evaluated = {"seconds": 50.0, "train_loss": 0.9, "top1": 0.5, "ema_top1": 0.6, "val_loss": 1.0}
+    result = published.row("mavit_tiny", [*plain, evaluated])
+    (cells,) = result["cells"]
+    assert cells["images/s with the loader"] == 9_469 / 2
+    assert (cells["top-1, %"], cells["of the average, %"], cells["epochs"]) == (50, 60, 6)
+    assert result["curve"][-1]["ema_top1"] == 0.6
 
 
 def write_images(folder, names, size):
