@@ -66,7 +66,7 @@ PATTERNS = Design(
         Primary(("rala_llss", "softmax"), source="nothing published for SSSS"),
     ),
     workers=10,
-    ahead=2,
+    ahead=6,
 )
 
 OTHERS = ("equal_interaction2", "symmetric", "attended", "early_linear", "local3", "local7")

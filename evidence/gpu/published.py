@@ -20,6 +20,7 @@ from linvit.runs.folder import read_curves
 
 RUNS = ROOT / "runs" / "published"
 BUDGET, EVERY, MOST = 320.0, 5, 300  # seconds of a case's epochs; epochs between two evaluations; most epochs
+BATCH = 128  # of all four recipes
 RECIPES = {
     "mavit_tiny": "mavit/tiny_imagenet_300e",
     "ravlt_tiny": "ravlt/tiny_imagenet_300e",
@@ -67,7 +68,7 @@ def trained(name: str, settings: dict[str, Any], folder: Path, most: int = MOST)
     given |= {"trainer.max_epochs": epochs, "trainer.check_val_every_n_epoch": min(EVERY, epochs)}
     given |= {"folder": str(folder / "run"), "schedule.warmup_epochs": max(1, epochs // 10)}
     train_folder(recipe, given, resume=(folder / "run").exists())
-    return row(name, read_curves(folder / "run"))
+    return row(name, read_curves(folder / "run"), given.get("data.batch_size", BATCH))
 
 
 def epochs_within(budget: float, seconds: float, most: int = MOST) -> int:
@@ -75,13 +76,13 @@ def epochs_within(budget: float, seconds: float, most: int = MOST) -> int:
     return min(most, max(EVERY, int(budget / seconds) // EVERY * EVERY))
 
 
-def row(name: str, curves: list[dict[str, float]]) -> Results:
-    """The cells; `curve` has the accuracies and losses on the way."""
+def row(name: str, curves: list[dict[str, float]], batch: int = BATCH) -> Results:
+    """The cells, of epochs without evaluation where there are any; `curve` has the accuracies and losses on the way."""
     seconds = median(epoch["seconds"] for epoch in curves if "top1" not in epoch or len(curves) <= EVERY)
     cells = {
         "network": name,
         "epochs": len(curves),
-        "images/s with the loader": PATTERNS.images / seconds,
+        "images/s with the loader": curves[0]["step"] * batch / seconds,
         "GiB in training": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,
         "top-1, %": 100 * curves[-1]["top1"],
         "of the average, %": 100 * curves[-1]["ema_top1"] if "ema_top1" in curves[-1] else None,

@@ -228,7 +228,8 @@ def augmented(
             groups.setdefault(images_of(run), []).append(moved)
     pool, stop = ProcessPoolExecutor(processes, get_context("spawn"), begin), Event()
     ahead = stage.design.ahead if stage.seeds else None
-    thread = Thread(target=keep_ahead, args=(groups, pool, ahead, prepared, stop), daemon=True)
+    at_once = len(groups) if ahead is None else max(1, stage.workers // len(stage.variants)) + 1
+    thread = Thread(target=keep_ahead, args=(groups, pool, ahead, at_once, prepared, stop), daemon=True)
     thread.start()
     try:
         yield
@@ -244,19 +245,29 @@ def inside(folder: Path, path: Path) -> Path:
 
 
 def keep_ahead(
-    groups: Mapping[str, Sequence[Training]], pool: ProcessPoolExecutor, ahead: int | None, prepared: Path, stop: Event
+    groups: Mapping[str, Sequence[Training]],
+    pool: ProcessPoolExecutor,
+    ahead: int | None,
+    at_once: int,
+    prepared: Path,
+    stop: Event,
 ) -> None:
-    """Has the epochs of images of each group of runs made, and removes those that all its runs have read."""
+    """Has the epochs of images of groups of runs made, and removes those that all runs of a group have read.
+
+    at_once: unfinished groups that are made for, the first ones.
+    """
     asked: set[tuple[str, int]] = set()
     while True:
-        wanted = []
-        for place, (name, runs) in enumerate(groups.items()):
-            first, last = window(runs, ahead)
+        windows = {name: window(runs, ahead) for name, runs in groups.items()}
+        for name, (first, _) in windows.items():
             for file in prepared.joinpath(name).glob("*.npy") if ahead is not None else ():
                 if int(file.stem) < first:
                     file.unlink()
-            spread = 0 if ahead is not None else runs[0].values["trainer"]["max_epochs"] // 2
-            wanted += [(epoch + place * spread, epoch, name) for epoch in range(first, last)]
+        wanted = []
+        unfinished = [name for name, (first, behind) in windows.items() if first < behind]
+        for place, name in enumerate(unfinished[:at_once]):
+            spread = 0 if ahead is not None else groups[name][0].values["trainer"]["max_epochs"] // 2
+            wanted += [(epoch + place * spread, epoch, name) for epoch in range(*windows[name])]
         for _, epoch, name in sorted(wanted):
             if (name, epoch) not in asked:
                 asked.add((name, epoch))

@@ -15,8 +15,7 @@ pytest.importorskip("triton", reason="the queue of jobs needs Triton")
 from evidence import design_page
 from evidence.design import SWEEP_SEEDS, read
 from evidence.designs import DESIGNS, REFEREE
-from evidence.gpu import cifar, data
-from evidence.gpu import published
+from evidence.gpu import cifar, data, published
 from evidence.gpu import trainings as job
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.small import Cifar
@@ -218,20 +217,22 @@ def test_images_are_made_just_ahead_of_the_slowest_run(tmp_path, referee):
     assert first >= behind == 30
 
 
-def test_only_epochs_in_the_window_are_asked_for_and_kept(tmp_path, referee):
+def test_only_epochs_in_the_windows_of_the_first_groups_are_asked_for_and_kept(tmp_path, referee):
     sweep(referee, lambda rate: 0.6 if rate == "2e-3" else 0.5)
-    run = replace(referee.stages[1].trainings()[0], folder=tmp_path / "run")
-    run.folder.mkdir()
-    (run.folder / "metrics.csv").write_text("epoch\n" + "0\n" * 4)
-    asked, stop = [], Event()
+    groups, asked, stop = {}, [], Event()
+    for name, run, epochs in zip("abcd", referee.stages[1].trainings(), (30, 4, 0, 0), strict=False):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("epoch\n" + "0\n" * epochs)
+        groups[name] = [replace(run, folder=tmp_path / name)]
+    (tmp_path / "a" / "result.json").touch()
     for epoch in range(4):
-        (tmp_path / "group").mkdir(exist_ok=True)
-        (tmp_path / "group" / f"{epoch}.npy").touch()
-    pool = Namespace(submit=lambda function, run, epoch, folder: asked.append(epoch))
+        (tmp_path / "b" / f"{epoch}.npy").touch()
+    (tmp_path / "a" / "29.npy").touch()
+    pool = Namespace(submit=lambda function, run, epoch, folder: asked.append((folder.name, epoch)))
     stop.set()
-    job.keep_ahead({"group": [run]}, pool, 2, tmp_path, stop)
-    assert asked == [3, 4, 5, 6]
-    assert [path.name for path in (tmp_path / "group").iterdir()] == ["3.npy"]
+    job.keep_ahead(groups, pool, 2, 2, tmp_path, stop)
+    assert sorted(asked) == [("b", 3), ("b", 4), ("b", 5), ("b", 6), ("c", 0), ("c", 1), ("c", 2)]
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.npy")] == ["b/3.npy"]
 
 
 def test_the_page_says_what_a_stage_costs_and_how_far_it_is(tmp_path):
@@ -284,11 +285,11 @@ def test_a_published_size_is_trained_for_the_epochs_that_fit(seconds, epochs):
 
 
 def test_the_pace_of_a_published_size_is_that_of_epochs_without_evaluation():
-    plain = [{"seconds": 2.0, "train_loss": 1.0}] * 5
-    evaluated = {"seconds": 50.0, "train_loss": 0.9, "top1": 0.5, "ema_top1": 0.6, "val_loss": 1.0}
+    plain = [{"seconds": 2.0, "step": 73, "train_loss": 1.0}] * 5
+    evaluated = {"seconds": 50.0, "step": 438, "train_loss": 0.9, "top1": 0.5, "ema_top1": 0.6, "val_loss": 1.0}
     result = published.row("mavit_tiny", [*plain, evaluated])
     (cells,) = result["cells"]
-    assert cells["images/s with the loader"] == 9_469 / 2
+    assert cells["images/s with the loader"] == 73 * 128 / 2
     assert (cells["top-1, %"], cells["of the average, %"], cells["epochs"]) == (50, 60, 6)
     assert result["curve"][-1]["ema_top1"] == 0.6
 
