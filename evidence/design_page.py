@@ -166,16 +166,17 @@ def stages_table(design: Design) -> str:
         done = read(stage.ledger)
         if stage.seeds:
             names = [f"{name} seed {seed}" for name in stage.variants for seed in stage.seeds]
-            epochs, images = design.epochs(), design.images
+            epochs, images, each = design.epochs(), design.images, f"{len(stage.seeds)} seeds"
         else:
             rates = product(stage.variants, design.swept, SWEEP_SEEDS)
             names = [f"{name} at {rate} seed {seed}" for name, rate, seed in rates]
             epochs, images = design.sweep_epochs, design.sweep_images
+            each = f"{len(design.swept)} rates × {len(SWEEP_SEEDS)} seeds"
         millions, ended = len(names) * epochs * images / 1e6, sum(name in done for name in names)
         cells.append(
             {
                 "stage": f"`{stage.name}`",
-                "runs": f"{len(stage.variants)} × {len(names) // len(stage.variants)} × {epochs} epochs",
+                "runs": f"{len(stage.variants)} × {each} × {epochs} epochs",
                 "million images": f"{millions:.1f}{'' if stage.seeds else ' and more'}",
                 f"minutes at {design.assumed:,}/s": f"{1e6 * millions / design.assumed / 60:.0f}",
                 "state": f"{ended} of {len(names)} runs" if ended else "not run yet",

@@ -238,7 +238,7 @@ def test_only_epochs_in_the_windows_of_the_first_groups_are_asked_for_and_kept(t
 def test_the_page_says_what_a_stage_costs_and_how_far_it_is(tmp_path):
     design = replace(DESIGNS["patterns"], folder=tmp_path)
     table = design_page.stages_table(design)
-    assert "| `patterns_120` | 10 × 4 × 45 epochs | 17.0 | 14 | not run yet |" in table
+    assert "| `patterns_120` | 10 × 4 seeds × 45 epochs | 17.0 | 14 | not run yet |" in table
     assert design_page.results_table(design) == design_page.NOT_RUN
     write_ledger(design.ledger, {"softmax seed 120": 0.8, "softmax seed 121": 0.81})
     assert "| 2 of 40 runs |" in design_page.stages_table(design)
