@@ -47,7 +47,7 @@ class Design:
         name: Of its job, its ledgers and its folder in recipes/evidence; its stages' names begin with it.
         data: What `evidence.gpu.data` unpacks: its recipes' `data.root` is the folder of this name in `data`.
         images: Training images.
-        parts: The stages after the sweep; the first has all variants.
+        seeds: Variants and seeds of the stages after the sweep; the first has all variants.
         swept: Rates that every variant begins with.
         sweep_epochs: Epochs of the sweep, on nine tenths of the images.
         held_out: Settings of the sweep that hold a tenth of the training images out.
@@ -64,7 +64,7 @@ class Design:
     name: str
     data: str
     images: int
-    parts: tuple[Seeds, ...]
+    seeds: tuple[Seeds, ...]
     swept: tuple[str, ...]
     sweep_epochs: int
     shown: tuple[int, ...]
@@ -84,7 +84,7 @@ class Design:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        return self.parts[0][0]
+        return self.seeds[0][0]
 
     @property
     def ledger(self) -> Path:
@@ -97,12 +97,12 @@ class Design:
     @property
     def stages(self) -> "tuple[Stage, ...]":
         """In this order; each is a case of the design's job."""
-        named = (Stage(self, f"{self.name}_{seeds[0]}", variants, seeds) for variants, seeds in self.parts)
+        named = (Stage(self, f"{self.name}_{seeds[0]}", variants, seeds) for variants, seeds in self.seeds)
         return Stage(self, f"{self.name}_rates", self.variants), *named
 
     def planned(self, name: str) -> list[int]:
         """The seeds of a variant in all stages."""
-        return [seed for variants, seeds in self.parts if name in variants for seed in seeds]
+        return [seed for variants, seeds in self.seeds if name in variants for seed in seeds]
 
     def accuracies(self) -> dict[str, dict[str, list[float]]]:
         """Variant → rate → the held-out accuracies of its seeds; 0 for a run that diverged."""

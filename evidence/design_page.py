@@ -251,9 +251,9 @@ ABOUT: dict[str, Callable[[Design], str]] = {
     "rates": rates_table,
 }
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    f"{design.name}_{part}": ("referee" if design is REFEREE else "trainings", partial(table, design))
+    f"{design.name}_{name}": ("referee" if design is REFEREE else "trainings", partial(table, design))
     for design in DESIGNS.values()
-    for part, table in ABOUT.items()
-    if (design.claims or part not in ("claims", "power")) and (design is not REFEREE or part != "stages")
+    for name, table in ABOUT.items()
+    if (design.claims or name not in ("claims", "power")) and (design is not REFEREE or name != "stages")
 } | {"referee_pilot": ("referee", pilot_table)}
 """The names of marks → page, and the table between them."""

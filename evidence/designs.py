@@ -18,7 +18,7 @@ REFEREE = Design(
     "referee",
     data="cifar",
     images=50_000,
-    parts=(
+    seeds=(
         ((*CLAIMED, "softmax", "linear", "nala"), range(100, 104)),
         (CLAIMED, range(104, 108)),
         (CLAIMED, range(108, 112)),
@@ -47,7 +47,7 @@ PATTERNS = Design(
     "patterns",
     data="imagenette-128",
     images=9_469,
-    parts=(
+    seeds=(
         (
             (*PUBLISHED_PYRAMIDS, "ungated_llss", "relu_llss", "rala_llll", "uniform_llll", "mala_llll", "relu_llll"),
             range(120, 124),
@@ -76,7 +76,7 @@ PARTS = Design(
     "parts",
     data="imagenette-128",
     images=9_469,
-    parts=(
+    seeds=(
         (("care", *REMOVED, *EQUAL, *OTHERS), range(140, 146)),
         (("care", *REMOVED, *EQUAL), range(146, 154)),
     ),
@@ -100,7 +100,7 @@ SCALE = Design(
     "scale",
     data="tiny-imagenet-100",
     images=50_000,
-    parts=((("softmax_gated", "rala_uniform", "rala", "mala"), range(160, 162)),),
+    seeds=((("softmax_gated", "rala_uniform", "rala", "mala"), range(160, 162)),),
     swept=LADDER[2:7],
     sweep_epochs=4,
     held_out=("data.root=data/tiny-imagenet-100/train", "data.held_out=0.1"),

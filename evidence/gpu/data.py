@@ -70,16 +70,16 @@ class Pack:
         """
         if folder.is_dir():
             return folder
-        found = self.pieces(pieces)
-        expected = int(found[0].name.removesuffix(".tar.gz").rpartition("-")[2]) if found else 1
-        if len(found) != expected:
+        ready = self.pieces(pieces)
+        expected = int(ready[0].name.removesuffix(".tar.gz").rpartition("-")[2]) if ready else 1
+        if len(ready) != expected:
             raise FileNotFoundError(
-                f"There is no {folder}, and {pieces} has {len(found)} of {expected} pieces of {self.name}: run"
+                f"There is no {folder}, and {pieces} has {len(ready)} of {expected} pieces of {self.name}: run"
                 f" `python -m evidence run {self.name}`, and copy every piece."
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as made:
-            for piece in found:
+            for piece in ready:
                 with tarfile.open(piece) as packed:
                     packed.extractall(Path(made) / self.name, filter="data")
             (Path(made) / self.name).rename(folder)

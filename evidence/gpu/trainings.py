@@ -342,8 +342,8 @@ def toy_stage(real: Stage) -> Results:
         if stage.seeds:
             write_rates(design)
         else:
-            one = replace(design, settings=(*design.settings, "trainer.max_epochs=1"))
-            stage = replace(stage, design=one, variants=real.variants[-2:-1])
+            short = replace(design, settings=(*design.settings, "trainer.max_epochs=1"))
+            stage = replace(stage, design=short, variants=real.variants[-2:-1])
         prepared = folder / "prepared"
         here = partial(on_card, root=root, prepared=prepared, accelerator="cpu")
         with augmented(stage, root, 1, prepared, folder):
