@@ -49,6 +49,7 @@ class Design:
         images: Training images.
         seeds: Variants and seeds of the stages after the sweep; the first has all variants.
         swept: Rates that every variant begins with.
+        ladder: Rates that may follow.
         sweep_epochs: Epochs of the sweep, on nine tenths of the images.
         held_out: Settings of the sweep that hold a tenth of the training images out.
         shown: Epochs after which accuracy is noted too.
@@ -73,6 +74,7 @@ class Design:
     claims: tuple[Primary, ...] = ()
     within: float = 0.5
     held_out: tuple[str, ...] = ("data.held_out=0.1",)
+    ladder: tuple[str, ...] = LADDER
     workers: int = 16
     ahead: int | None = None
     settings: tuple[str, ...] = ()
@@ -117,15 +119,15 @@ class Design:
         complete = {rate: mean(values) for rate, values in tried.items() if len(values) == len(SWEEP_SEEDS)}
         if not complete.keys() >= set(self.swept):
             return None
-        return max(sorted(complete, key=LADDER.index), key=complete.__getitem__)
+        return max(sorted(complete, key=self.ladder.index), key=complete.__getitem__)
 
     def to_try(self, name: str, tried: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
         """The rates of a variant: `swept` and, as far as the ladder goes, two on either side of the best so far."""
         best, wanted = self.best_of(tried.get(name, {})), {*self.swept, *tried.get(name, {})}
         if best is not None:
-            place = LADDER.index(best)
-            wanted |= set(LADDER[max(0, place - BESIDE) : place + BESIDE + 1])
-        return sorted(wanted, key=LADDER.index)
+            place = self.ladder.index(best)
+            wanted |= set(self.ladder[max(0, place - BESIDE) : place + BESIDE + 1])
+        return sorted(wanted, key=self.ladder.index)
 
     def best_rates(self) -> dict[str, str]:
         """Variant → its rate, of those whose sweep is complete."""

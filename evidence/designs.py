@@ -26,6 +26,7 @@ REFEREE = Design(
         (CROSSED, range(116, 120)),
     ),
     swept=LADDER[2:7],
+    ladder=LADDER[:-1],
     sweep_epochs=10,
     shown=(3, 10),
     pace=((25_000, 30), (12_000, 20), (0, 10)),

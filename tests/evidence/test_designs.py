@@ -90,6 +90,9 @@ def test_a_sweep_grows_until_the_best_has_two_rates_on_either_side():
     assert REFEREE.to_try("mala", {"mala": inner}) == list(SWEPT)
     edge = {rate: [0.5, 0.5] for rate in SWEPT} | {"8e-3": [0.6, 0.6]}
     assert REFEREE.to_try("mala", {"mala": edge}) == [*SWEPT, "16e-3", "32e-3"]
+    high = edge | {"16e-3": [0.7, 0.7], "32e-3": [0.8, 0.8]}
+    assert REFEREE.to_try("mala", {"mala": high})[-1] == "32e-3"  # as far as its ladder goes
+    assert DESIGNS["parts"].to_try("care", {"care": high})[-1] == "64e-3"
     low = inner | {"5e-4": [0.7, 0.7]}
     assert REFEREE.to_try("mala", {"mala": low}) == ["1.25e-4", "2.5e-4", *SWEPT]
     half = {rate: [0.5] for rate in SWEPT}
