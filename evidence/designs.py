@@ -95,6 +95,8 @@ PARTS = Design(
         Primary(("care", "equal_memory")),
     ),
     within=1.0,
+    workers=12,
+    ahead=6,
 )
 
 SCALE = Design(

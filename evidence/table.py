@@ -244,7 +244,6 @@ PILOTS: tuple[Row, ...] = (
 )
 
 # Trainings for GPUs are in `evidence.designs`; the referee's pilot says only that every variant trains.
-
 PILOT_OF_REFEREE = short(
     "pilot-referee",
     " ".join(REFEREE.variants),

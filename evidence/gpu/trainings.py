@@ -219,6 +219,8 @@ def augmented(
 
     Those of a sweep make all of its images, since it may grow. folder: where the folders of toy runs are.
     """
+    for stopped in prepared.glob("*/.*"):
+        stopped.unlink()  # an epoch that was being written when an earlier command was killed
     done = read(stage.ledger) if stage.seeds else {}
     groups: dict[str, list[Training]] = {}
     for run in stage.trainings():

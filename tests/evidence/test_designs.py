@@ -240,6 +240,18 @@ def test_only_epochs_in_the_windows_of_the_first_groups_are_asked_for_and_kept(t
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.npy")] == ["b/3.npy"]
 
 
+def test_what_a_killed_command_left_is_removed_and_finished_runs_ask_for_nothing(tmp_path, referee):
+    sweep(referee, lambda rate: 0.6 if rate == "2e-3" else 0.5)
+    stage = replace(referee.stages[1], variants=("mala",))
+    write_ledger(referee.ledger, {f"mala seed {seed}": 0.8 for seed in stage.seeds})
+    torn = tmp_path / "prepared" / "seed 100, held out 0" / ".3.99"
+    torn.parent.mkdir(parents=True)
+    torn.touch()
+    with job.augmented(stage, tmp_path, 1, tmp_path / "prepared"):
+        pass
+    assert not list(torn.parent.iterdir())
+
+
 def test_the_page_says_what_a_stage_costs_and_how_far_it_is(tmp_path):
     design = replace(DESIGNS["patterns"], folder=tmp_path)
     table = design_page.stages_table(design)
