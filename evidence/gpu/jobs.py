@@ -71,7 +71,11 @@ QUEUE = (
         processes=16,
     ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
-    Job("referee", 9, "referee:cases", "trainings: MHLA, ViT³, NaLaFormer, and blocks crossed with MALA and RALA"),
+    Job("referee", 9, "trainings:referee", "trainings: MHLA, ViT³, NaLaFormer, and blocks crossed with MALA and RALA"),
+    Job("patterns", 9, "trainings:patterns", "trainings: which stages of a pyramid are linear, at 128 px; α, κ, gate"),
+    Job("parts", 9, "trainings:parts", "trainings: CARE's parts, removed and at equal MACs, at a stable rate"),
+    Job("scale", 9, "trainings:scale", "trainings: 256 tokens, heads of 64, 100 classes"),
+    Job("published", 9, "published:cases", "trainings of published sizes at 224 px, by `linvit train` with its loader"),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )
 """Jobs of later work are added where they decide most."""
