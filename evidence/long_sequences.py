@@ -266,11 +266,10 @@ class Start:
 
 
 def run(call: Call) -> None:
-    """As a row of the table of evidence: 1,024 and 4,096 tokens on a CPU, also 16,384 on a GPU."""
-    if not call.on and shutil.which("c++"):
+    """As a row of the table of evidence, on a CPU: 1,024 and 4,096 tokens."""
+    if shutil.which("c++"):
         linvit.kernels.cpu.build()
-    images = Images.of(call.cifar, "cuda" if call.on else "cpu")
-    study(images, ROOT / "runs" / "evidence" / "long", LEDGER, tuple(SIDES)[: 3 if call.on else 2])
+    study(Images.of(call.cifar, "cpu"), ROOT / "runs" / "evidence" / "long", LEDGER, tuple(SIDES)[:2])
     write_page()
 
 
@@ -380,25 +379,23 @@ def write_page(ledger: Path = LEDGER) -> None:
     if rows:
         figure = over_tokens(rows)
         figure.savefig(EVIDENCE / "long.svg")
-        text = f"![Accuracy, error, rank and entropy over tokens](long.svg)\n\n{table(rows)}\n\n{caption(rows)}"
+        shown = "![Accuracy, error, rank and entropy over tokens](long.svg)"
+        text = "\n\n".join((shown, markdown_rows(cells(rows), left=3), caption(rows)))
     replace_between_marks(page, text, *marks("long"))
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """A row for each network at each length, before and after it was aligned there."""
-    return markdown_rows(
-        [
-            {
-                "tokens": f"{row['tokens']:,}",
-                "aligned at": f"{row['aligned']:,}" if row["network"] in STUDENTS else "–",
-                "network": row["network"],
-                **{head: f"{row[key] * factor:.{digits}f}" for key, (head, factor, digits) in COLUMNS.items()},
-            }
-            for row in rows
-            if row["network"] in STUDENTS or row["aligned"] == row["tokens"]
-        ],
-        left=3,
-    )
+    return [
+        {
+            "tokens": f"{row['tokens']:,}",
+            "aligned at": f"{row['aligned']:,}" if row["network"] in STUDENTS else "–",
+            "network": row["network"],
+            **{head: f"{row[key] * factor:.{digits}f}" for key, (head, factor, digits) in COLUMNS.items()},
+        }
+        for row in rows
+        if row["network"] in STUDENTS or row["aligned"] == row["tokens"]
+    ]
 
 
 def caption(rows: Sequence[Mapping[str, Any]]) -> str:

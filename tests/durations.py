@@ -27,7 +27,7 @@ BUDGETS = {
     "cli": 8,
     "data": 13,
     "deploy": 11,
-    "evidence": 21,
+    "evidence": 26,
     "explorer": 4,
     "formulas": 6,
     "fusion": 12,

@@ -75,6 +75,7 @@ QUEUE = (
     Job("patterns", 9, "trainings:patterns", "trainings: which stages of a pyramid are linear, at 128 px; α, κ, gate"),
     Job("parts", 9, "trainings:parts", "trainings: CARE's parts, removed and at equal MACs, at a stable rate"),
     Job("scale", 9, "trainings:scale", "trainings: 256 tokens, heads of 64, 100 classes"),
+    Job("long", 6, "long:cases", "linear attention aligned to softmax attention at 1,024, 4,096 and 16,384 tokens"),
     Job("published", 9, "published:cases", "trainings of published sizes at 224 px, by `linvit train` with its loader"),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )
