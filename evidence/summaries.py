@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evidence import inside, referee_page, speeds
+from evidence import design_page, inside, speeds
 from evidence.claims import (
     ACCURACY,
     ALPHA,
@@ -300,7 +300,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "other_tasks": ("real-images", tasks_table),
     "linearize_kept": ("linearize", kept_table),
     "speeds": ("benchmarks", speeds.table),
-    **{name: ("referee", table) for name, table in referee_page.TABLES.items()},
+    **design_page.TABLES,
 }
 """The names of marks → page, and the table between them."""
 

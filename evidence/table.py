@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from evidence import minilm, referee
+from evidence import hub_kernel, long_sequences, minilm
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
+from evidence.design import Stage
+from evidence.designs import DESIGNS, REFEREE
 from evidence.gpu import cifar
+from evidence.gpu.data import PACKS, Pack
 from evidence.language_tasks import write_benchmarks
 from evidence.rows import EVIDENCE, Bench, Call, Claims, Commands, Comparison, Function, Row, run_linvit
 
@@ -241,11 +244,10 @@ PILOTS: tuple[Row, ...] = (
     short("pilot-care", "care care_symmetric care_stacked care_no_memory", f"optimizer.lr=4e-3 {ON_IMAGENETTE}"),
 )
 
-# The referee: its stages are in `evidence.referee`, and its pilot says only that every variant trains.
-
+# Trainings for GPUs are in `evidence.designs`; the referee's pilot says only that every variant trains.
 PILOT_OF_REFEREE = short(
     "pilot-referee",
-    " ".join(referee.VARIANTS),
+    " ".join(REFEREE.variants),
     f"{HELD_OUT} trainer.max_epochs=2 trainer.precision=32-true"
     " trainer.limit_train_batches=16 trainer.limit_val_batches=4",
     seeds=1,
@@ -354,7 +356,7 @@ def _counts(call: Call) -> None:
     store_networks()
 
 
-GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
+GROUPS: dict[str, tuple[Row | Stage | Pack, ...]] = {
     "papers": PAPERS,
     "dense": DENSE,
     "speech": (AN4,),
@@ -363,10 +365,13 @@ GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
     "linearize": LINEARIZE,
     "encoder": (Function("minilm", minilm.run), Function("minilm-times", minilm.measure_times)),
     "plans": (plan("vit", 256), plan("pyramid", 512)),
+    "long": (Function("long_sequences", long_sequences.run),),
     "rates": RATES,
     "rates-linearize": (*student_rates("linear"), *student_rates("mala")),
     "pilots": PILOTS,
-    "referee": (Function("cifar", cifar.pack), PILOT_OF_REFEREE, *referee.STAGES),
+    "data": tuple(PACKS.values()),
+    "referee": (Function("cifar", cifar.pack), PILOT_OF_REFEREE, *REFEREE.stages),
+    **{name: design.stages for name, design in DESIGNS.items() if design is not REFEREE},
     "small-language": SMALL_LANGUAGE,
     "small-speech": SMALL_SPEECH,
     "small-generation": SMALL_GENERATION,
@@ -380,6 +385,7 @@ GROUPS: dict[str, tuple[Row | referee.Stage, ...]] = {
         Bench("bench-precision", "precision", folder="precision"),
         Function("int8", _int8),
         Function("counts", _counts),
+        Function("hub-kernel", hub_kernel.run),
     ),
 }
 ALL = ("papers", "dense", "speech", "language", "generation", "linearize")
@@ -387,10 +393,10 @@ ALL = ("papers", "dense", "speech", "language", "generation", "linearize")
 ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 
 
-def chosen(names: list[str]) -> list[Row | referee.Stage]:
+def chosen(names: list[str]) -> list[Row | Stage | Pack]:
     """The rows with these names, or in these groups, in the order of the table."""
     groups = GROUPS | {"all": tuple(row for name in ALL for row in GROUPS[name])}
-    rows: list[Row | referee.Stage] = []
+    rows: list[Row | Stage | Pack] = []
     for name in names:
         if name not in groups and name not in ROWS:
             raise ValueError(f"There is no {name!r} in the table: `python -m evidence list` shows what there is.")

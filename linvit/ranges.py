@@ -198,11 +198,20 @@ def some_of(names: Iterable[Any], got: Any) -> str:
     return f"{', '.join(get_close_matches(str(got), texts, n=NEAREST, cutoff=0.0))} … ({len(texts)} in all)"
 
 
+ELSEWHERE = {"learning_rate": "lr", "epochs": "max_epochs", "batch": "batch_size", "image_size": "size"}
+"""What other libraries call our settings."""
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """` Did you mean …?` with the nearest name, or one in another group whose last part is near; "" if none is."""
     names = list(names)
     last_parts = {key.rpartition(".")[2]: key for key in names}
     last_part = str(name).rpartition(".")[2]
+    group = str(name).removesuffix(last_part)
+    ours = ELSEWHERE.get(last_part, "")
+    for same in (f"{group}{ours}", last_parts.get(ours, "")):
+        if same in names:
+            return f" Did you mean {same!r}?"
     matches = get_close_matches(str(name), names)
     if matches:  # of equally near ones, that which begins alike: for malla mala, not mlla
         ratio = {match: SequenceMatcher(None, str(name), match).ratio() for match in matches}

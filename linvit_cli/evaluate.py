@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         rows = measures.table()
         named = next(iter(rows[0])) in ("weights", "task")
-        show_rows(rows, left=int(named), title=str(evaluated.path))
+        show(f"{evaluated.path}:")  # a path as a title would be broken to the width of the table
+        show_rows(rows, left=int(named))
     if options.report is not None:
         page = evaluated.report(options.report or None, measures, **settings, **decoding)
         complain(f"The report is {page}.")

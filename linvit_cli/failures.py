@@ -6,7 +6,7 @@ import argparse
 import re
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from linvit.errors import spelled
 from linvit_cli.streams import BROKEN_PIPE, complain, output_error
@@ -50,6 +50,12 @@ def _mistake(error: Exception, sentence: str) -> str | None:
         return " ".join(sentence.split()) or None
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         return _missing(error.name or "")
+    if isinstance(error, RuntimeError) and "operator torchvision::" in str(error):
+        versions = " and ".join(f"{name} {version(name)}" for name in ("torch", "torchvision"))
+        return (
+            f"{versions} do not fit together ({_first_line(sentence)}): install both from the same index, for example"
+            " `pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu`."
+        )
     if isinstance(error, OSError | RuntimeError) and "Too many open files" in str(error):
         return (
             "The system lets a process open too few files: raise the limit (`ulimit -n 4096`), or set data.num_workers"

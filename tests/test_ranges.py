@@ -236,3 +236,17 @@ def test_images_of_a_folder_that_is_not_read(options, sentence):
 def test_of_equally_near_names_the_one_that_begins_alike_is_offered():
     assert nearest("malla", ["mlla", "rala", "mala"]) == " Did you mean 'mala'?"
     assert nearest("xyz", ["mlla", "mala"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("epochs", "trainer.max_epochs"),
+        ("trainer.epochs", "trainer.max_epochs"),
+        ("data.batch", "data.batch_size"),
+    ],
+)
+def test_what_other_libraries_call_a_setting_leads_to_ours(given, ours):
+    names = ["optimizer.lr", "optimizer.lr_batch", "trainer.max_epochs", "trainer.min_epochs", "data.batch_size"]
+    assert nearest(given, names) == f" Did you mean {ours!r}?"

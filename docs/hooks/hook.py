@@ -15,6 +15,9 @@ EXPLORER = ROOT / "build" / "explorer"
 EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built
 OUTSIDE = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md|notebooks/[\w-]+\.ipynb)")
 
+SOUGHT = ("use/your-images.md", "use/own.md", "use/swap.md", "use/speed.md")
+"""The pages that newcomers look for under words that stand on every page."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in generated_pages().items():
@@ -30,8 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links to files outside docs/, for readers on GitHub, lead to their copies here."""
     folder = posixpath.dirname(page.file.src_uri)
-    if folder == "use":
-        page.meta.setdefault("search", {"boost": 4})  # before the log and the changelog, which name everything
+    if folder == "use":  # before the log and the changelog, which name everything
+        page.meta.setdefault("search", {"boost": 12 if page.file.src_uri in SOUGHT else 4})
 
     def copy(match: re.Match[str]) -> str:
         place = FROM_THE_ROOT.get(match[1], match[1].replace(".ipynb", ".md"))

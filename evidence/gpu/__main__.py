@@ -111,6 +111,7 @@ def state(job: Job, folder: Path) -> tuple[str, bool]:
 
 def supervise(job: Job, options: argparse.Namespace) -> int:
     """Runs a job in a process of its own, and ends it with all its children when its time is over."""
+    from evidence.designs import DESIGNS
     from evidence.gpu import carry
 
     carry.unpack()
@@ -128,8 +129,9 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
     if options.out is not None:
         carry.pack(options.out.resolve())
         shutil.copytree(options.rows, options.out, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
-        for ledger in carry.ROOT.glob("docs/evidence/*referee.jsonl"):
-            shutil.copy(ledger, options.out / f"ledger-{ledger.name}")
+        for design in DESIGNS.values():
+            for ledger in filter(Path.exists, (design.ledger, design.rates)):
+                shutil.copy(ledger, options.out / f"ledger-{ledger.name}")
     return status
 
 

@@ -43,6 +43,13 @@ QUEUE = (
     Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
     Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
     Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
+    Job(
+        "feeding",
+        9,
+        "feeding:cases",
+        "images augmented on the GPU or the CPU; memory of steps that compute again",
+        processes=4,
+    ),
     Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
     Job("sweep", 6, "kernels:forward_settings", "tile, warps, stages and splits of the forward kernels", processes=16),
     Job("small", 6, "operators:small", "from how many tokens on ours beat softmax attention; share of a copy's rate"),
@@ -64,7 +71,12 @@ QUEUE = (
         processes=16,
     ),
     Job("sweep_back", 8, "kernels:backward_settings", "the same of the backward kernels", processes=16),
-    Job("referee", 9, "referee:cases", "trainings: MHLA, ViT³, NaLaFormer, and blocks crossed with MALA and RALA"),
+    Job("referee", 9, "trainings:referee", "trainings: MHLA, ViT³, NaLaFormer, and blocks crossed with MALA and RALA"),
+    Job("patterns", 9, "trainings:patterns", "trainings: which stages of a pyramid are linear, at 128 px; α, κ, gate"),
+    Job("parts", 9, "trainings:parts", "trainings: CARE's parts, removed and at equal MACs, at a stable rate"),
+    Job("scale", 9, "trainings:scale", "trainings: 256 tokens, heads of 64, 100 classes"),
+    Job("long", 6, "long:cases", "linear attention aligned to softmax attention at 1,024, 4,096 and 16,384 tokens"),
+    Job("published", 9, "published:cases", "trainings of published sizes at 224 px, by `linvit train` with its loader"),
     Job("flash_bla", 4, "operators:beside_flash_bla", "linear attention beside flash-bidirectional-linear-attention"),
 )
 """Jobs of later work are added where they decide most."""

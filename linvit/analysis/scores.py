@@ -81,9 +81,13 @@ def measure_scores(
 def score_rows(operands: Operands, places: Tensor) -> Tensor:
     """Only these rows of each head's score matrix, (batch, heads, places, keys).
 
-    Hydra has one head per channel, whose rows may not fit into memory together: heads are then computed in groups.
+    Hydra has one head per channel, whose rows may not fit into memory together: heads are then computed in groups. In
+    attention by blocks every row is computed, head by head.
     """
     operands.check_linear()
+    if "mixing" in (operands.options or {}):
+        by_head = (slice(head, head + 1) for head in range(operands.query.shape[1]))
+        return torch.cat([_selected(operands, slice(None), head).scores()[:, :, places] for head in by_head], 1)
     rows = _at_queries(operands, places)
     batch, heads, queries, _ = rows.query.shape
     size = max(1, LARGEST // (batch * queries * rows.key.shape[-2]))
@@ -148,6 +152,8 @@ def _selected(operands: Operands, *images_and_heads: slice) -> Operands:
     options = operands.options
     if options and isinstance(options.get("weighting"), Tensor):
         options = {**options, "weighting": options["weighting"][images_and_heads]}
+    if options and "mixing" in options and options["mixing"].ndim == 3:
+        options = {**options, "mixing": options["mixing"][images_and_heads[1:]]}
     return replace(operands, options=options, **tokens)
 
 

@@ -28,13 +28,15 @@ PARTS = (
     "autotuned",
     "graphed",
     "checkpointing",
+    "recomputing",
     "fused_adamw",
     "cpp",
     "triton",
 )
 """Changes to the plain eager float32 step, see linvit.bench.networks; bf16 is autocast here.
 
-fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
+checkpointing, recomputing: `task.recompute` blocks and cheap in a recipe. fused_adamw: the optimizer's step in one
+pass, `optimizer.options.fused=true` in a recipe.
 """
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-1}
 """Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
@@ -72,6 +74,8 @@ class Step:
             self.network = self.network.to(memory_format=torch.channels_last)
         if "checkpointing" in self.parts:
             cast(Any, self.network).set_grad_checkpointing(True)
+        if "recomputing" in self.parts:
+            cast(Any, self.network).set_recomputing("cheap")
         self.forward = compiled(self.network, self.parts) if COMPILED.keys() & self.parts else self.network
         if "cpp" in self.parts:
             cpu.build()

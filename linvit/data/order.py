@@ -5,7 +5,8 @@ The number of worker processes makes no difference.
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,6 +156,7 @@ def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_c
 class Batches(DataLoader[Any]):
     """Batches (images, targets); up to max_corrupt unreadable samples are left out, with warnings for the first five.
 
+    waited: seconds and share of the time of the latest pass, from its second batch on, in which no batch was ready.
     assemble: makes (images, targets) from a list of pairs; by default it stacks them. Raises ValueError, naming the
     first five, for more than max_corrupt, and if no sample can be read.
     """
@@ -171,10 +173,21 @@ class Batches(DataLoader[Any]):
         super().__init__(dataset, batch_size, collate_fn=partial(collate, assemble=assemble), **kwargs)
         self.max_corrupt = max_corrupt
         self.complaints: dict[str, None] = {}
+        self.waited = 0.0, 0.0
+
+    def _timed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches; sets `waited`. Processes that read them start while the first is waited for."""
+        seconds, begin, asked = 0.0, None, 0.0
+        for batch in batches:
+            now = time.perf_counter()
+            seconds, begin = (0.0, now) if begin is None else (seconds + now - asked, begin)
+            yield batch
+            asked = time.perf_counter()
+            self.waited = seconds, seconds / max(asked - begin, 1e-9)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch wants its own iterator
         before, met, any_usable = len(self.complaints), list[str](), False
-        for images, targets, complaints in super().__iter__():
+        for images, targets, complaints in self._timed(super().__iter__()):
             met += complaints
             for complaint in complaints:
                 if complaint in self.complaints:

@@ -79,10 +79,15 @@ def fitting_workers(num_workers: int) -> int:
 
     Logs a lower number if more than USUAL_WORKERS were requested, which is above every default.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if num_workers > max(cores, USUAL_WORKERS):
         logger.info("Reading data with %d processes instead of %d: this machine has no more cores.", cores, num_workers)
     return min(num_workers, cores)
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_of_name(name: str) -> float:

@@ -12,8 +12,8 @@ from linvit.formulas.values import CHANNEL, OPERATIONS, TILE, TOKEN, Value, in_o
 HEADER = """import triton
 import triton.language as tl
 
-from linvit.kernels.device_code import INTERPRETED, LOG2E, LOUD, power_of_two
-from linvit.kernels.tiles import visible_tokens
+from ..kernels.device_code import INTERPRETED, LOG2E, LOUD, power_of_two
+from ..kernels.tiles import visible_tokens
 
 
 @triton.jit
@@ -176,6 +176,7 @@ def triton_functions(
     """Functions of a source, which may use those given, for Triton, which reads their text where tracebacks do."""
     place = f"<linvit formula {digest}>"
     linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
-    module: dict[str, Any] = {"__name__": f"linvit_formula_{digest}", **(given or {})}
+    named = {"__name__": f"linvit_formula_{digest}", "__package__": __package__}  # for the relative imports of HEADER
+    module: dict[str, Any] = {**named, **(given or {})}
     exec(compile(source, place, "exec"), module)
     return {name: module[name] for name in names if name in module}

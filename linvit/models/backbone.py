@@ -1,21 +1,18 @@
 """The base of every family, with timm's interface: stem, four stages, a last layer, a head."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Annotated, Any, Unpack, cast
 
-import torch
 from timm.layers import ClassifierHead, get_device_dtype, trunc_normal_
-from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from linvit.errors import SettingError
 from linvit.layers.checks import TensorOptions
 from linvit.models.family import unwrapped
-from linvit.ranges import Checked, check
+from linvit.models.recomputing import BLOCKS, CHEAP, NOTHING, WHAT, recomputed
+from linvit.ranges import Checked, OneOf, check
 
 POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
 
@@ -25,40 +22,18 @@ class Stage(nn.Module):
 
     def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.grad_checkpointing = False
+        self.recomputed = NOTHING  # in the backward pass, a name in WHAT
         self.downsample = downsample
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.through_blocks(self.downsample(x))
+        return self.through_blocks(recomputed(self.recomputed, self.downsample, x))
 
     def through_blocks(self, x: Tensor, *shared: Any) -> Tensor:
         """The map after all blocks; every block also gets `shared`."""
         for block in self.blocks:
-            if not self.grad_checkpointing:
-                x = block(x, *shared)
-            elif torch.compiler.is_compiling():
-                x = checkpoint(block, x, *shared)
-            else:
-                x = checkpoint(block, x, *shared, use_reentrant=False, context_fn=partial(_contexts, block))
+            x = recomputed(self.recomputed, block, x, *shared, block=True)
         return x
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Those of a block's two forward passes: in the second, batch norms keep the statistics of the first."""
-    return nullcontext(), _keeping_statistics(block)
-
-
-@contextmanager
-def _keeping_statistics(block: nn.Module) -> Iterator[None]:
-    norms = [(m, m.momentum, m.num_batches_tracked) for m in block.modules() if isinstance(m, _BatchNorm)]
-    for norm, _, _ in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, momentum, number in norms:
-            norm.momentum, norm.num_batches_tracked = momentum, number
 
 
 class Backbone(Checked, nn.Module):
@@ -84,6 +59,7 @@ class Backbone(Checked, nn.Module):
     ) -> None:
         super().__init__()
         self.in_chans, self.num_classes, self.drop_rate, self.pattern = in_chans, num_classes, drop_rate, pattern
+        self.recomputed = NOTHING  # in the backward pass of the stem, a name in WHAT
         self.feature_info: list[dict[str, Any]] = [
             {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(channels)
         ]
@@ -108,8 +84,21 @@ class Backbone(Checked, nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every block in the backward pass instead of keeping its activations."""
+        self.set_recomputing(BLOCKS if enable else NOTHING)
+
+    def set_recomputing(self, what: str = CHEAP) -> None:
+        """Choose what the backward pass computes again instead of keeping it.
+
+        Args:
+            what: "nothing"; "cheap": norms, activations, depthwise convolutions and sums, so that of stem, downsampling
+                and blocks only inputs, products and attention are kept; "blocks": everything in blocks.
+
+        Gradients are the same. With "cheap" no product is computed twice.
+        """
+        check({"what": Annotated[str, OneOf(WHAT)]}, {"what": what})
+        self.recomputed = what
         for stage in cast(Iterable[Stage], self.stages):
-            stage.grad_checkpointing = enable
+            stage.recomputed = what
 
     def forward_intermediates(
         self,
@@ -136,7 +125,7 @@ class Backbone(Checked, nn.Module):
             raise SettingError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
         taken, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
-        x = self.stem(x)
+        x = recomputed(self.recomputed, self.stem, x)
         for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             x = stage(x)
             if i in taken:
@@ -180,7 +169,7 @@ class Backbone(Checked, nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        return self.final_conv(self.stages(self.stem(x)))
+        return self.final_conv(self.stages(recomputed(self.recomputed, self.stem, x)))
 
     def forward(self, x: Tensor) -> Any:
         """Images to logits (batch, num_classes)."""

@@ -102,8 +102,9 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
             raise
         raise RuntimeError(
             f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
-            f"({type(error).__name__}): download that file by hand, then either linvit.load_released(model, {file!r}), "
-            f"or `linvit convert` it to weights.safetensors and set checkpoint_path='weights.safetensors'"
+            f"({type(error).__name__}): download https://huggingface.co/{cfg['hf_hub_id']}/resolve/main/{file}, "
+            f"then either linvit.load_released(model, {file!r}), or `linvit convert` it to weights.safetensors and set "
+            "checkpoint_path='weights.safetensors'"
         ) from error
 
 

@@ -17,6 +17,7 @@ from linvit.layers.convolutions import PointwiseConv
 from linvit.models.backbone import POOLS, PooledBackbone, Stage
 from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
+from linvit.models.recomputing import recomputed
 from linvit.ops import rotary_1d
 from linvit.ranges import Amount, Count, OneOf, check
 
@@ -66,7 +67,7 @@ class PyramidStage(Stage):
         self.first_row = 0  # of the map, while the network reads only some of the rows
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.downsample(x)
+        x = recomputed(self.recomputed, self.downsample, x)
         return self.through_blocks(x, rotary_table(x, self.head_width, self.first_row) if self.rope else None)
 
 

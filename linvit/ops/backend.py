@@ -191,7 +191,7 @@ def built_for_cpu() -> ModuleType | None:
     if torch.compiler.is_exporting():
         return None  # other processes run them
     _load_prebuilt()
-    module = sys.modules.get("linvit.kernels.cpu")
+    module = sys.modules.get(f"{__name__.removesuffix('.ops.backend')}.kernels.cpu")
     return module if module is not None and module.ready() else None
 
 

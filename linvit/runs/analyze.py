@@ -1,7 +1,7 @@
 """Ranks, score matrices and the query's magnitude inside a network's attention, as figures, tables and a report."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
+from linvit.data.images.image import Preprocessing, Side
 from linvit.errors import SettingError, refuse
 from linvit.files import check_writable, user_path, write_csv, write_json
 from linvit.layers.operator import NO_SCORES, AttentionLayer
-from linvit.ranges import Count, Share, checked
+from linvit.ranges import Count, Share, check, checked
 from linvit.runs.images import AnalyzedImages, as_list, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
 from linvit.runs.run import Run
@@ -115,7 +116,7 @@ class ImageRun(Run):
             count: number of images over which ranks are averaged.
             query: (height, width) in 0..1 of the query whose scores are shown.
             progress: show progress bars.
-            overrides: settings of the data, see `source`.
+            overrides: settings of the data, see `source`; with `images`, only `size`, and only of classifiers.
         """
         if what not in ("all", *ANALYSES):
             raise SettingError.of("what", what, f"one of {', '.join(ANALYSES)} or all", "choose one of them")
@@ -140,17 +141,22 @@ class ImageRun(Run):
     def _images(self, subject: Subject, images: Any, count: int, overrides: dict[str, Any]) -> AnalyzedImages:
         if images is None and (self.recipe or overrides):
             return from_source(self.source(**overrides), count, SHOWN)
+        reads, transform = self.preprocessing, subject.transform
+        if overrides.keys() == {"size"} and isinstance(reads, Preprocessing):
+            size = overrides.pop("size")
+            check({"size": Side | tuple[Side, Side]}, {"size": size})
+            transform = replace(reads, size=(size, size) if isinstance(size, int) else tuple(size)).transform()
         setting = next(iter(overrides), None)
         refuse(
             setting is not None
-            and f"`{setting}` is a setting of the data, but `images` are given: leave one of them out.",
+            and f"`{setting}` is a setting of the data, but `images` are given, and of these settings only the `size`"
+            " of a classifier's images applies to them: leave one of them out.",
             subject.transform is None and "Image generators are analyzed on the data of their run: leave `images` out.",
         )
-        assert subject.transform is not None
-        channels = self.preprocessing.channels
+        assert transform is not None
         if images is None:
-            return from_photos(subject.transform, channels, count, SHOWN)
-        return from_files(as_list(images), subject.transform, channels, count, SHOWN)
+            return from_photos(transform, reads.channels, count, SHOWN)
+        return from_files(as_list(images), transform, reads.channels, count, SHOWN)
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:

@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from linvit.errors import refuse
 from linvit.files import BEST, LAST, LOCK, locked, read_checkpoint, reason_of, remove_leftovers, replacing, write_csv
 from linvit.ranges import allows
+from linvit.runs.progress import remedies, waiting
 from linvit.tasks.measures import column, line
 from linvit.tasks.task import Task
 
@@ -129,7 +130,10 @@ class RunFolder(Checkpoint):
         if trainer.is_global_zero:
             write_csv(self.folder / METRICS, self.rows)
             if self.say:
-                self.say(line(row, trainer.max_epochs, pl_module.headline, pl_module.measures))
+                said = line(row, trainer.max_epochs, pl_module.headline, pl_module.measures)
+                if share := waiting(trainer):
+                    said += ": ".join(filter(None, (f", waiting for data {share}", remedies(trainer))))
+                self.say(said)
             if time.monotonic() - self.last_drawn[0] > REDRAWN:
                 self._draw(pl_module)
 

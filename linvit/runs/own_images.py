@@ -45,6 +45,7 @@ ARGUMENTS = {
     "epochs": Count | None,
 }
 SHIPPED = "shipped"
+LONG = 3600.0  # seconds
 WORK = 3e9  # multiply-accumulates of the images that time a step
 FORWARD = 1 / 3  # of a step's time: the pass forward
 PATIENCE, FEWEST_EPOCHS = 300, 8  # seconds without a GPU into which the epochs from weights of linvit should fit
@@ -82,8 +83,10 @@ class NewRecipe:
         if self.seconds is None:
             return words
         whole = self.seconds * self.epochs
+        less = "; a smaller size, fewer epochs or a nano network take less" if whole > LONG else ""
         return (
             f"{words}; an epoch takes about {_duration(self.seconds)} on this machine, all of them {_duration(whole)}"
+            f"{less}"
         )
 
 
@@ -261,9 +264,6 @@ def _text(
     more = " …" if len(counts) < len(images.counts) else ""
     tuned = init is not None
     unreadable = max(CORRUPT_SHARE, 2 * len(images.unreadable) / images.sampled)
-    precision = "32-true"
-    if torch.cuda.is_available():
-        precision = "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
@@ -279,7 +279,6 @@ def _text(
         "batch_size": batch_size,
         "max_corrupt": math.ceil(unreadable * count),
         "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
-        "precision": precision,
         **training,
     }
     return TEMPLATE.format(**values)
@@ -331,5 +330,5 @@ data:
   random_erasing: {erasing}
   max_corrupt: {max_corrupt}  # unreadable images that are left out; the run stops at one more
   num_workers: {num_workers}  # processes that read images
-trainer: {{max_epochs: {epochs}, precision: {precision}}}
+trainer: {{max_epochs: {epochs}}}
 """

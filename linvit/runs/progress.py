@@ -17,6 +17,7 @@ from rich.progress import ProgressColumn, track
 from rich.progress import Task as Progressed
 from rich.text import Text
 
+from linvit.data.source import Source, usable_cores
 from linvit.tasks.task import Task
 
 LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
@@ -32,6 +33,7 @@ NOTES = (  # warnings about things that linvit does on purpose or users cannot c
     r"Total length of `\w+` across ranks is zero",
     r"Grad strides do not match",
 )
+WAITING, BRIEFLY = 0.3, 2.0  # share of the time, and seconds: what is no more is not worth a word
 INTERVAL = 10.0  # seconds between log lines
 Item = TypeVar("Item")
 
@@ -89,7 +91,24 @@ class Bar(RichProgressBar):
                 metrics["train loss"] = value
             elif name in measures:
                 metrics[f"val {measures[name].heading}"] = measures[name].cell(float(cast(float, value)))
+        if share := waiting(trainer):
+            metrics["waiting for data"] = share
         return metrics
+
+
+def waiting(trainer: Trainer) -> str:
+    """How much of the time a training waits for its data, in words; empty for little."""
+    seconds, share = getattr(trainer.train_dataloader, "waited", (0.0, 0.0))
+    return f"{100 * share:.0f} %" if share > WAITING and seconds > BRIEFLY else ""
+
+
+def remedies(trainer: Trainer) -> str:
+    """Settings that make the data of a training come faster, in words; empty if there are none."""
+    source = cast(Source, trainer.datamodule)  # type: ignore[attr-defined]
+    settings = ["more data.num_workers"] if source.num_workers < usable_cores() else []
+    if getattr(source, "augment_on", None) == "cpu" and trainer.strategy.root_device.type == "cuda":
+        settings.append("data.augment_on=device")
+    return " or ".join(settings)
 
 
 def bars(progress: bool) -> list[Bar]:

@@ -6,12 +6,15 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import Precision
 
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted, refuse
 from linvit.ranges import Count, Filled, Seed, arguments, check, check_names, completed, declared, lookup, plain
+from linvit.runs import trainer as trainers
 from linvit.runs.evaluate import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.tasks import RUNS, SOURCES
@@ -156,6 +159,24 @@ class Recipe:
         if self.values["processes_per_image"] > 1:
             check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 
+    def settle(self, stored: Mapping[str, Any] | None) -> None:
+        """Replaces precision "auto" and channels_last null by what the run has, or what suits its device.
+
+        stored: the recipe of a run that is resumed, None for a new one.
+        """
+        trainer, task = self.values["trainer"], self.values["task"]
+        device = trainers.present_device(trainer["accelerator"])
+        if trainer["precision"] == "auto" and stored:
+            trainer["precision"] = stored.get("trainer", {}).get("precision")
+        elif trainer["precision"] == "auto":
+            plugins = self._components.get("plugins", [])
+            plugins = plugins if isinstance(plugins, list) else [plugins]
+            named = [plugin for plugin in plugins if issubclass(plugin.kind, Precision)]
+            has_bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            trainer["precision"] = None if named else trainers.chosen_precision(device, has_bfloat16)
+        if task["channels_last"] is None:
+            task["channels_last"] = stored.get("task", {}).get("channels_last", False) if stored else device == "cuda"
+
     def trainer(
         self,
         callbacks: Sequence[Any] = (),
@@ -164,6 +185,7 @@ class Recipe:
         **more: Any,
     ) -> Trainer:
         """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects."""
+        self.settle(None)
         made = {key: created(value, self.folder) for key, value in self._components.items()}
         settings = self.values["trainer"] | made | more
 

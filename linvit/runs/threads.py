@@ -13,8 +13,9 @@ from lightning.pytorch.callbacks import Callback
 
 from linvit.tasks.task import Task
 
+SLOW = 3  # times the shortest epoch
 MEASURED = 0.15  # seconds of steps for each number of threads
-GAIN = 0.9  # more threads must bring a step below this share of its time
+GAIN = 0.75  # more threads must bring a step below this share of its time
 
 logger = logging.getLogger(__name__)
 
@@ -72,3 +73,27 @@ def fastest(seconds: Mapping[int, float]) -> int:
         if taken < GAIN * seconds[best]:
             best = number
     return best
+
+
+class WatchesEpochs(Callback):
+    """Says once that an epoch took much longer than others: with several threads, other work on the cores does that."""
+
+    def __init__(self) -> None:
+        self.started, self.shortest, self.warned = 0.0, float("inf"), False
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        taken, threads = time.perf_counter() - self.started, torch.get_num_threads()
+        if not self.warned and threads > 1 and taken > max(1.0, SLOW * self.shortest):
+            self.warned = True
+            logger.warning(
+                "Epoch %d took %.1f s, an earlier one %.1f s, with %d threads: if other programs keep the processor"
+                " busy, stop and continue with --resume trainer.threads=1.",
+                trainer.current_epoch + 1,
+                taken,
+                self.shortest,
+                threads,
+            )
+        self.shortest = min(self.shortest, taken)

@@ -111,10 +111,11 @@ RANGES: Mapping[str, Any] = {
     "max_steps": Count | Annotated[int, OneOf((-1,))],
     "max_time": Duration | None,
     "num_nodes": Count,
+    "precision": Annotated[str, OneOf(("auto",))] | declared(Trainer)["precision"],
     "val_check_interval": Count | Annotated[float, Range(above=0, most=1)] | Duration | None,
 }
 """The values of the group trainer of a recipe, by argument of Lightning's trainer; others are refused by Lightning."""
-TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+TRAINER = {"max_epochs": 10, "precision": "auto", "num_sanity_val_steps": 0, "use_distributed_sampler": False}
 """Defaults of linvit in place of Lightning's."""
 PARAMETERS = {
     name: p.replace(annotation=RANGES[name], default=TRAINER.get(name, p.default))
@@ -134,6 +135,20 @@ def lightning_refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
+def chosen_precision(device: str | None, has_bfloat16: bool) -> str:
+    """What a training computes in on a kind of device: on GPUs mixed precision, with bfloat16 if they have it."""
+    mixed = "bf16-mixed" if has_bfloat16 else "16-mixed"
+    return mixed if device == "cuda" else "32-true"
+
+
+def present_device(accelerator: Any) -> str | None:
+    """The kind of device of a recipe's `accelerator`, such as cuda; None if this machine has none, or for an object."""
+    if not isinstance(accelerator, str):
+        return None
+    wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(accelerator, (accelerator,))
+    return next((name for name in wanted if AcceleratorRegistry[name]["accelerator"].is_available()), None)
+
+
 def check_machine(trainer: Mapping[str, Any]) -> None:
     """Raises SettingError for an accelerator, devices or nodes that do not exist: Lightning would wait for them.
 
@@ -141,8 +156,7 @@ def check_machine(trainer: Mapping[str, Any]) -> None:
     """
     accelerator, devices, nodes = trainer["accelerator"], trainer["devices"], trainer["num_nodes"]
     if isinstance(accelerator, str):
-        wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(accelerator, (accelerator,))
-        present = next((name for name in wanted if AcceleratorRegistry[name]["accelerator"].is_available()), None)
+        present = present_device(accelerator)
         if present is None:
             raise SettingError.of("accelerator", accelerator, "one that this machine has", "set it to auto or cpu")
         existing = {"cpu": os.cpu_count() or 1, "cuda": torch.cuda.device_count()}.get(present)

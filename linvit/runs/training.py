@@ -42,7 +42,7 @@ from linvit.runs.recipe_values import Overrides, dump_yaml, publishable, read_re
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.stored import FORMAT, read_resumable
-from linvit.runs.threads import ChoosesThreads
+from linvit.runs.threads import ChoosesThreads, WatchesEpochs
 from linvit.runs.trainer import lightning_refusals
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -51,7 +51,7 @@ from linvit.tasks.task import Task
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
-FREE = {"root", "num_workers", "checkpoint", "compile", "cpp"}
+FREE = {"root", "num_workers", "checkpoint", "compile", "cpp", "recompute", "augment_on"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -136,13 +136,15 @@ def train_recipe(
 ) -> Path:
     """Like `train_folder`, of a recipe that has been checked."""
     recipe.check_machine()
-    target, values = recipe.folder, recipe.resolved()
+    target = recipe.folder
     last = target / "checkpoints" / LAST
     if target.exists() and not target.is_dir():
         raise SettingError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with locked_folder(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
         stored = read_resumable(last) if resume and last.exists() else None
+        recipe.settle(stored)
+        values = recipe.resolved()
         task, source = recipe.build()
         if stored:
             _check_same_run(stored, recipe, target)
@@ -199,7 +201,9 @@ def _record(recipe: Recipe, folder: Path, trainer: Trainer, measure: bool) -> No
 
     if trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu":
         write(recipe.values["trainer"]["threads"])
-    elif measure and torch.get_num_threads() > 1:
+        return
+    trainer.callbacks.append(WatchesEpochs())  # type: ignore[attr-defined]
+    if measure and torch.get_num_threads() > 1:
         trainer.callbacks.append(ChoosesThreads(write))  # type: ignore[attr-defined]
     else:
         write(torch.get_num_threads())

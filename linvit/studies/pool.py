@@ -36,7 +36,7 @@ UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
 SETTINGS, RESULT = "settings.json", "result.json"
 OF_THE_MACHINE = {  # settings that may differ
     "data": {"root", "cache", "num_workers"},
-    "task": {"compile", "cpp"},
+    "task": {"compile", "cpp", "recompute"},
     "trainer": {"accelerator"},
 }
 

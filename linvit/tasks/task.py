@@ -1,5 +1,6 @@
 """The base of all tasks: a network with its moving average, optimizer and schedule, and reproducible steps."""
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from linvit.tasks.initialization import ALL, COPIED, initialize
 from linvit.tasks.measures import AVERAGED, Measured
 from linvit.tasks.optimization import Optimizer, Schedule
 
+RECOMPUTED = ("nothing", "cheap", "blocks")
+
 
 class Task(lightning.LightningModule, Checked):
     """Trains a network on the loss of a subclass; randomness and learning rate depend on the step alone.
@@ -30,7 +33,10 @@ class Task(lightning.LightningModule, Checked):
         ema_warmup: Whether the decay rises from 0 to ema_decay as 1 − (1 + step)^(−2/3), which suits short runs.
         ema_batch: Batch size that ema_decay is meant for: the decay is ema_decay^(global batch / ema_batch). null uses
             ema_decay unchanged.
-        channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions.
+        channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions;
+            null means on GPUs in a training by `linvit train`, and otherwise no.
+        recompute: What the backward pass computes again to need less memory: "nothing"; "cheap", all but products
+            and attention, in networks of our families; "blocks", all of every block. The gradients are the same.
         compile: Whether the raw network is trained and validated through torch.compile; the saved weights keep their
             names.
         cpp: Whether the C++ kernels are built first, as by `linvit.kernels.cpu.build`: training on a CPU is faster with
@@ -61,7 +67,8 @@ class Task(lightning.LightningModule, Checked):
         ema_decay: Annotated[float, Range(0, below=1)] | None = None,
         ema_warmup: bool = True,
         ema_batch: Count | None = None,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
+        recompute: Annotated[str, OneOf(RECOMPUTED)] = RECOMPUTED[0],
         compile: bool = False,
         cpp: bool = False,
         optimizer: Optimizer | None = None,
@@ -85,6 +92,8 @@ class Task(lightning.LightningModule, Checked):
         if self.ema:
             self.ema.requires_grad_(False)  # else DDP waits for their gradients
         self.ema_batch = ema_batch
+        if recompute != RECOMPUTED[0]:
+            _set_recomputing(network, recompute)
         if compile:
             self.network.compile()  # in place, so that the keys of the weights stay
         if cpp:
@@ -220,6 +229,20 @@ class Task(lightning.LightningModule, Checked):
                         " nothing was saved; the checkpoints before it stay: lower the learning rate, then train again"
                         " with `resume=True`."
                     )
+
+
+def _set_recomputing(network: nn.Module, what: str) -> None:
+    """Raises SettingError for a network that cannot."""
+    for method, arguments in (("set_recomputing", (what,)), ("set_grad_checkpointing", ())):
+        able = next((module for module in network.modules() if hasattr(module, method)), None)
+        if able is not None and (arguments or what == RECOMPUTED[-1]):
+            with contextlib.suppress(AssertionError):  # timm's way of saying no
+                getattr(able, method)(*arguments)
+                return
+    raise SettingError(
+        f"`recompute` is {what!r}, which this network cannot: set it to {RECOMPUTED[0]}"
+        f"{f', or {RECOMPUTED[-1]} for a network of timm' if what != RECOMPUTED[-1] else ''}."
+    )
 
 
 def exact_sum() -> SumMetric:

@@ -46,6 +46,7 @@ def test_measures_of_a_matrix_by_hand():
         "deit_tiny_linear_angular",
         "deit_tiny_agent",
         "deit_tiny_efficient",
+        "deit_tiny_mhla",
     ],
 )
 def test_rows_are_those_of_the_whole_matrix(name, monkeypatch):

@@ -38,6 +38,7 @@ MISTAKES = [
     ModuleNotFoundError("No module named 'jiwer'", name="jiwer"),
     ModuleNotFoundError("TensorBoard is not installed:\ninstall it."),
     RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."),
+    RuntimeError("operator torchvision::nms does not exist"),
     RuntimeError("Too many open files. Communication with the workers is no longer possible."),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nsecond line"),
     raised(torch.empty, 10**15),

@@ -1,4 +1,5 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Dataset
 
+from linvit.data import order
 from linvit.data.order import Augmented, Batches, GroupedOrder, PlainOrder, ResumableBatches, ShuffledOrder
 
 
@@ -182,3 +184,23 @@ def test_grouped_order_changes_with_the_epoch_and_goes_on_in_its_middle():
     order.skipped = 0
     order.set_epoch(1)
     assert [index for _, index in order] != [index for _, index in first]
+
+
+@pytest.mark.parametrize(("busy", "share"), [(0.0, 1.0), (3.0, 6 / 18)])
+def test_the_share_of_the_time_in_which_no_batch_was_ready(busy, share, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(order, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow(Noise):
+        def __getitem__(self, index):
+            now[0] += 1.0
+            return super().__getitem__(index)
+
+        def __len__(self):
+            return 8
+
+    loader = Batches(Slow(), batch_size=2)
+    assert loader.waited == (0.0, 0.0)
+    for _ in loader:
+        now[0] += busy
+    assert loader.waited == (6.0, share)  # of four batches, the first one does not count

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from tiers import quick
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 
 import linvit
@@ -114,3 +115,35 @@ def test_inference_of_a_folded_network_is_one_graph(name):
     with torch.inference_mode():
         out = torch.compile(fused, fullgraph=True, backend="aot_eager")(*inputs)
         assert_close(out, network(*inputs))
+
+
+# Without plain ViTs: timm interpolates their positions to each size, which is a compilation each, with softmax too.
+SIZED = {
+    **{name: lambda name=name: nano(name) for name in ("ravlt_nano", "mavit_nano", "care_nano")},
+    "RAVLT with softmax stages": lambda: nano("ravlt_nano", pattern="LLSS"),
+    "H-ViT³": lambda: nano("hvittt_tiny"),
+    "NaLaFormer": lambda: nano("nalaformer_tiny"),
+    "folded MAViT": lambda: linvit.fuse(nano("mavit_nano").eval()),
+    "folded CARE": lambda: linvit.fuse(nano("care_nano").eval()),
+}
+
+
+@pytest.mark.parametrize(
+    "name", quick([*SIZED, *(f"training {name}" for name in SIZED if "folded" not in name)], ["care_nano"])
+)
+def test_two_compilations_serve_every_size(name):
+    torch._dynamo.reset()
+    training = name.startswith("training ")
+    network, counter = SIZED[name.removeprefix("training ")]().train(training), CompileCounter()
+    compiled = torch.compile(network, backend=counter, fullgraph=True)
+    with torch.set_grad_enabled(training):
+        for batch, *size in ((2, 64, 64), (3, 96, 128), (5, 128, 64), (2, 160, 96), (4, 64, 320)):
+            compiled(torch.randn(batch, 3, *size))
+        assert counter.frame_count == 2
+        for compilations, (batch, *size) in {
+            3: (2, 72, 90),
+            4: (2, 32, 96),
+            5: (1, 64, 96),
+        }.items():  # padded, a row, one
+            compiled(torch.randn(batch, 3, *size))
+            assert counter.frame_count <= compilations

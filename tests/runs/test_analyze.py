@@ -13,6 +13,7 @@ from tiny_language import write_language_recipe
 from tiny_run import write_recipe
 
 import linvit  # noqa: F401
+from linvit.analysis.rank import measure_ranks
 from linvit.data.images import Digits, Preprocessing
 from linvit.runs import load_run, train
 from linvit.runs.analyze import resolve_layers
@@ -97,6 +98,24 @@ def test_the_command_names_the_report_and_what_is_unreadable(run, tmp_path, caps
     out, said = capsys.readouterr()
     assert str(tmp_path / "out" / "report.html") in out
     assert "torn.png is not a readable image" in said
+
+
+@pytest.mark.parametrize(("size", "shape"), [(64, (64, 64)), ((48, 96), (48, 96))])
+def test_images_of_ones_own_are_read_at_another_size(size, shape, tmp_path, monkeypatch):
+    seen = []
+
+    def watched(network, batches, layers):
+        seen.extend(batches)
+        return measure_ranks(network, seen, layers)
+
+    monkeypatch.setattr("linvit.runs.analyze.measure_ranks", watched)
+    run = load_run(model="ravlt_nano", untrained=True)
+    run.analyze("rank", images=[Image.new("RGB", (224, 224))], size=size, output=tmp_path, layers=[1])
+    assert {image.shape[-2:] for image in seen} == {shape}
+    with pytest.raises(ValueError, match="only the `size` of a classifier's images applies"):
+        run.analyze("rank", images=[Image.new("RGB", (224, 224))], mean=(0.5,), output=tmp_path)
+    with pytest.raises(ValueError, match="`size` is -4"):
+        run.analyze("rank", images=[Image.new("RGB", (224, 224))], size=-4, output=tmp_path)
 
 
 def test_all_that_can_be_analyzed_of_a_nonlinear_read_is_its_rank(tmp_path):

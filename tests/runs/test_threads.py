@@ -16,7 +16,7 @@ from tiny_students import write_student_recipe
 from linvit.environment import using_threads
 from linvit.runs import loading
 from linvit.runs.folder import RunStoppedError
-from linvit.runs.threads import ChoosesThreads, fastest, measured
+from linvit.runs.threads import ChoosesThreads, WatchesEpochs, fastest, measured
 from linvit.runs.training import train_folder
 from linvit_cli.run_arguments import load
 
@@ -42,9 +42,9 @@ def preferring(monkeypatch):
     ("seconds", "number"),
     [
         ({1: 1.0}, 1),
-        ({1: 1.0, 2: 0.95}, 1),
-        ({1: 1.0, 2: 0.6, 4: 0.55}, 2),
-        ({1: 1.0, 2: 0.6, 4: 0.5}, 4),
+        ({1: 1.0, 2: 0.8}, 1),
+        ({1: 1.0, 2: 0.6, 4: 0.5}, 2),
+        ({1: 1.0, 2: 0.6, 4: 0.4}, 4),
         ({1: 1, 2: 9}, 1),
     ],
 )
@@ -58,7 +58,7 @@ def test_numbers_of_threads_are_tried_until_one_is_no_faster(monkeypatch, best, 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def step():
-        now[0] += 1 + abs(torch.get_num_threads() - best)
+        now[0] += 2.0 ** abs(torch.get_num_threads() - best)
 
     assert list(measured(step, 6)) == tried
 
@@ -70,6 +70,21 @@ def test_the_step_that_is_not_measured_has_one_thread(monkeypatch):
     monkeypatch.setattr("linvit.runs.threads.measured", lambda step, most: {1: 0.1, most: 0.2})
     ChoosesThreads(threads.append).on_train_batch_start(trainer, task, None, 0)
     assert threads == [1, 1]  # of the step, and the choice
+
+
+@pytest.mark.parametrize(("threads", "told"), [(2, [3]), (1, [])])
+def test_an_epoch_that_other_work_slows_is_told_once(monkeypatch, caplog, threads, told):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    watcher = WatchesEpochs()
+    with using_threads(threads):
+        for epoch, seconds in enumerate((2.4, 2.0, 6.1, 30.0)):
+            trainer = SimpleNamespace(current_epoch=epoch)
+            watcher.on_train_epoch_start(trainer, None)
+            now[0] += seconds
+            watcher.on_train_epoch_end(trainer, None)
+    lines = [f"Epoch {epoch} took 6.1 s, an earlier one 2.0 s, with 2 threads" for epoch in told]
+    assert [message.partition(":")[0] for message in caplog.messages] == lines
 
 
 @pytest.mark.parametrize("number", quick([1, 2], [1]))

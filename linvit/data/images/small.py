@@ -141,6 +141,8 @@ class Cifar(AugmentedSource):
         options: See AugmentedSource.
     """
 
+    of_one_size = True
+
     def __init__(
         self,
         root: str,
