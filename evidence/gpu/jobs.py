@@ -43,6 +43,7 @@ QUEUE = (
     Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
     Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
     Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
+    Job("sizes", 9, "networks:all_sizes", "all networks of the papers; hours for ImageNet; memory", processes=4),
     Job(
         "feeding",
         9,

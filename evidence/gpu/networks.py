@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,13 @@ INFERENCE = {"eager": ("fused+bf16", FUSED), "compiled": (f"{FUSED}+autotuned",)
 TRAINED = ("ravlt_tiny", "ravlt_small_linear", "care_s0", BASE, "convnext_tiny", "convnext_small")
 BEST = "channels_last+bf16+fused_adamw"
 STEPS = {"eager": ("bf16", BEST), "compiled": (f"{BEST}+compiled", f"{BEST}+graphed")}
+SIZES = (
+    *(f"{family}_{size}" for size in ("tiny", "small", "base", "large") for family in ("ravlt", "mavit")),
+    *(f"care_s{size}" for size in range(3)),
+)
+"""All networks of the papers."""
+BATCHES, PIXELS = (64, 1, 256), (512, 1024, 2048)
+IMAGENET = 1_281_167  # training images
 RECIPES = {"ravlt_tiny": "ravlt/tiny_imagenet_300e", "care_s0": "care/s0_imagenet_300e"}
 TRAINED_AS: dict[str, dict[str, Any]] = {
     "as the recipe": {},
@@ -83,6 +91,30 @@ def training(toy: bool) -> list[Case]:
         function = partial(end_to_end, name, words, toy)
         listed.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
     return listed
+
+
+def all_sizes(toy: bool) -> list[Case]:
+    """Inference and training of every size, and images that grow, from what is asked for most to the least."""
+    one = 1 if toy else None
+    listed = [
+        case
+        for batch, name in itertools.product(BATCHES[:one], SIZES[:one])
+        for case in cases(networks, {"compiled": (f"{FUSED}+compiled",)}, name, 224, batch, toy)
+    ]
+    for name in SIZES[:one]:
+        trained = cases(hours, {"compiled": (f"{BEST}+compiled",)}, name, 224, 64, toy)
+        listed += [replace(case, name=f"training {case.name}") for case in trained]
+    for pixels, name in itertools.product(PIXELS[:one], ("ravlt_tiny", "ravlt_tiny_linear", "care_s0")[:one]):
+        listed += cases(networks, {"eager": (FUSED,)}, name, pixels, 1, toy)
+    return listed
+
+
+def hours(name: str, pixels: int, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
+    """Steps of training, with the hours that 300 epochs of ImageNet would take on this card if the images arrive."""
+    table = steps(name, pixels, batch, variants, toy)["cells"]
+    for cells in table:
+        cells["300 epochs of ImageNet, h"] = cells["images/s"] and 300 * IMAGENET / cells["images/s"] / 3600
+    return {"cells": table}
 
 
 def cases(function: Any, kinds: dict[str, Any], name: str, pixels: int, batch: int, toy: bool) -> list[Case]:
