@@ -95,16 +95,16 @@ def training(toy: bool) -> list[Case]:
 
 def all_sizes(toy: bool) -> list[Case]:
     """Inference and training of every size, and images that grow, from what is asked for most to the least."""
-    one = 1 if toy else None
+    most = 1 if toy else None
     listed = [
         case
-        for batch, name in itertools.product(BATCHES[:one], SIZES[:one])
+        for batch, name in itertools.product(BATCHES[:most], SIZES[:most])
         for case in cases(networks, {"compiled": (f"{FUSED}+compiled",)}, name, 224, batch, toy)
     ]
-    for name in SIZES[:one]:
+    for name in SIZES[:most]:
         trained = cases(hours, {"compiled": (f"{BEST}+compiled",)}, name, 224, 64, toy)
         listed += [replace(case, name=f"training {case.name}") for case in trained]
-    for pixels, name in itertools.product(PIXELS[:one], ("ravlt_tiny", "ravlt_tiny_linear", "care_s0")[:one]):
+    for pixels, name in itertools.product(PIXELS[:most], ("ravlt_tiny", "ravlt_tiny_linear", "care_s0")[:most]):
         listed += cases(networks, {"eager": (FUSED,)}, name, pixels, 1, toy)
     return listed
 
