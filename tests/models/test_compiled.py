@@ -117,6 +117,38 @@ def test_inference_of_a_folded_network_is_one_graph(name):
         assert_close(out, network(*inputs))
 
 
+BY_INDUCTOR = (
+    "ravlt_nano",
+    "mavit_nano",
+    "care_nano",
+    "swapped DeiT",
+    "linearized DeiT",
+    "Conformer",
+    "DiT",
+    "decoder",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", BY_INDUCTOR)
+def test_inductor_computes_what_eager_torch_does(name, training):
+    network, inputs = built(name)
+    within = {"rtol": 1e-4, "atol": 2e-5} if name == "DiT" else {}  # its sines of times are float32
+    eager = copy.deepcopy(network.train(training))
+    with torch._inductor.config.patch(fallback_random=True), torch.set_grad_enabled(training):
+        torch.manual_seed(1)
+        expected = first(eager(*inputs))
+        torch.manual_seed(1)
+        out = first(torch.compile(network, fullgraph=True)(*inputs))
+    assert_close(out, expected, **within)
+    if training:
+        for each in (out, expected):
+            each.square().sum().backward()
+        for given, wanted in zip(network.parameters(), eager.parameters(), strict=True):
+            assert_close(given.grad, wanted.grad, **within)
+
+
 # Without plain ViTs: timm interpolates their positions to each size, which is a compilation each, with softmax too.
 SIZED = {
     **{name: lambda name=name: nano(name) for name in ("ravlt_nano", "mavit_nano", "care_nano")},
