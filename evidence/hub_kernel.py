@@ -59,9 +59,8 @@ def imported(module: str) -> set[Path]:
         if path is None or path in files or name == "linvit":
             continue
         files.add(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "linvit":
-                modules += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for node in imports_of_linvit(ast.parse(path.read_text(encoding="utf-8"))):
+            modules += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
     packages = {path.parent / "__init__.py" for path in files} - {ROOT / "linvit" / "__init__.py"}
     return files | {path for path in packages if path.exists()}
 

@@ -328,9 +328,8 @@ def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
     Returns:
         |student - teacher|² / |teacher|² of each linear layer, over the tokens that count, (layers,).
     """
-    mechanism, pattern = _meaning(student.config._attn_implementation)
+    linear = _linear_layers(student)
     pairs = zip(attention_layers(teacher), attention_layers(student), strict=True)
-    letters = pattern or ("L" if mechanism else "S") * len(attention_layers(student))
     counted, errors = inputs.get("attention_mask"), []
 
     def compare(learning: nn.Module, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -341,14 +340,23 @@ def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
             errors.append((given - wanted).square().sum() / wanted.square().sum())
 
     with ExitStack() as stack, torch.no_grad():
-        for (layer, learning), letter in zip(pairs, letters, strict=True):
-            if letter == "L":
+        for layer, learning in pairs:
+            if learning in linear:
                 hook = layer.register_forward_hook(partial(compare, learning), with_kwargs=True)
                 stack.callback(hook.remove)
         teacher(**inputs)
-    if not errors:
-        raise SettingError("the network has kept softmax attention in all layers: set an L in its `pattern`")
     return torch.stack(errors)
+
+
+def _linear_layers(student: Any) -> list[nn.Module]:
+    """Raises SettingError for a student without any."""
+    mechanism, pattern = _meaning(student.config._attn_implementation)
+    layers = attention_layers(student)
+    letters = pattern or ("L" if mechanism else "S") * len(layers)
+    linear = [layer for layer, letter in zip(layers, letters, strict=True) if letter == "L"]
+    if not linear:
+        raise SettingError("the network has kept softmax attention in all layers: set an L in its `pattern`")
+    return linear
 
 
 def align(student: Any, teacher: Any, batches: Collection[Mapping[str, Tensor]], *, rate: float = 3e-3) -> list[float]:
@@ -368,12 +376,8 @@ def align(student: Any, teacher: Any, batches: Collection[Mapping[str, Tensor]],
     Returns:
         The error of each step, mean over the layers.
     """
-    mechanism, pattern = _meaning(student.config._attn_implementation)
-    layers = attention_layers(student)
-    letters = pattern or ("L" if mechanism else "S") * len(layers)
-    linear = [layer for layer, letter in zip(layers, letters, strict=True) if letter == "L"]
-    learned = [p for layer in linear for p in layer.parameters()]
-    optimizer = torch.optim.AdamW(learned or list(student.parameters()), lr=rate, weight_decay=0.0)
+    learned = [p for layer in _linear_layers(student) for p in layer.parameters()]
+    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(batches) + 1, pct_start=0.1)
     errors = []
     for batch in batches:

@@ -1,17 +1,15 @@
 """ImageNet in a day, rehearsed in miniature: a published recipe over two processes, killed, resumed, and evaluated."""
 
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 
 import pytest
-from imagenet_folder import write_imagenet
+from imagenet_folder import write_imagenet, write_shards, write_tars
 from tiny_run import curve
 
 from linvit_cli import main
@@ -36,46 +34,14 @@ def imagenet(tmp_path_factory):
     return write_imagenet(tmp_path_factory.mktemp("data") / "imagenet", TRAIN, (VAL,) * len(NAMES), NAMES)
 
 
-def packed(imagenet, folder):
-    """The pictures as WebDataset shards of two hundred."""
-    folder.mkdir()
-    splits = {}
-    for split in ("train", "val"):
-        pictures = sorted((imagenet / split).rglob("*.*"), key=lambda path: (path.stem, path.parent.name))
-        parts = [pictures[start : start + 200] for start in range(0, len(pictures), 200)]
-        names = [f"{split}-{number}.tar" for number in range(len(parts))]
-        for name, part in zip(names, parts, strict=True):
-            with tarfile.open(folder / name, "w") as file:
-                for number, path in enumerate(part):
-                    label = str(NAMES.index(path.parent.name)).encode()
-                    ending = "png" if path.suffix == ".png" else "jpg"
-                    for key, content in ((ending, path.read_bytes()), ("cls", label)):
-                        entry = tarfile.TarInfo(f"{split}{number:05}.{key}")
-                        entry.size = len(content)
-                        file.addfile(entry, io.BytesIO(content))
-        lengths = [len(part) for part in parts]
-        splits[split] = {"name": split, "num_samples": len(pictures), "filenames": names, "shard_lengths": lengths}
-    (folder / "_info.json").write_text(json.dumps({"splits": splits}))
-    return folder
-
-
-def in_one_file(imagenet, folder):
-    """A tar file for each split."""
-    folder.mkdir()
-    for split in ("train", "val"):
-        with tarfile.open(folder / f"{split}.tar", "w") as file:
-            file.add(imagenet / split, ".")
-    return folder
-
-
 def settings(source, imagenet, folder):
     """The data of a run. Processes cannot share a stream's validation images, so that shards are evaluated later."""
     if source == "folders":
         return [f"data.root={imagenet}"]
     if source == "tar":
-        files = in_one_file(imagenet, folder / "files")
+        files = write_tars(imagenet, folder)
         return ["data.name=timm", f"data.root={files}/train.tar", f"data.val_root={files}/val.tar"]
-    shards = packed(imagenet, folder / "shards")
+    shards = write_shards(imagenet, folder, NAMES, 200)
     stream = ["data.name=timm", "data.reader=wds/pictures", f"data.root={shards}", "data.val_split=val"]
     return [*stream, f"data.num_labels={len(NAMES)}", "data.repeats=1", "trainer.limit_val_batches=0"]
 

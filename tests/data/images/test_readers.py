@@ -1,11 +1,8 @@
-import io
-import json
 import shutil
-import tarfile
 
 import pytest
 import torch
-from imagenet_folder import CLASSES, fill, write_imagenet
+from imagenet_folder import CLASSES, fill, write_imagenet, write_shards, write_tars
 
 from linvit.data.images import ImageFolder, TimmImages
 
@@ -17,45 +14,14 @@ def root(tmp_path_factory):
     return write_imagenet(tmp_path_factory.mktemp("data") / "imagenet")
 
 
-def pack(folder, path):
-    with tarfile.open(path, "w") as file:
-        for picture in sorted(folder.rglob("*.*")):
-            file.add(picture, picture.relative_to(folder))
-
-
 @pytest.fixture(scope="module")
 def tars(root, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tars")
-    for part in ("train", "val"):
-        pack(root / part, folder / f"{part}.tar")
-    return folder
+    return write_tars(root, tmp_path_factory.mktemp("tars"))
 
 
 @pytest.fixture(scope="module")
 def shards(root, tmp_path_factory):
-    """The images as WebDataset shards of four samples: NUMBER.png or .jpg beside NUMBER.cls."""
-    folder = tmp_path_factory.mktemp("shards")
-    splits = {}
-    for split in ("train", "val"):
-        pictures = [(path, CLASSES.index(path.parent.name)) for path in sorted((root / split).rglob("*.*"))]
-        parts = [pictures[start : start + 4] for start in range(0, len(pictures), 4)]
-        names = [f"{split}-{number}.tar" for number in range(len(parts))]
-        for name, part in zip(names, parts, strict=True):
-            with tarfile.open(folder / name, "w") as file:
-                for number, (path, label) in enumerate(part):
-                    ending = "png" if path.suffix == ".png" else "jpg"
-                    for key, content in ((ending, path.read_bytes()), ("cls", str(label).encode())):
-                        entry = tarfile.TarInfo(f"{name}{number:03}".replace(".", "_") + f".{key}")
-                        entry.size = len(content)
-                        file.addfile(entry, io.BytesIO(content))
-        splits[split] = {
-            "name": split,
-            "num_samples": len(pictures),
-            "filenames": names,
-            "shard_lengths": [len(part) for part in parts],
-        }
-    (folder / "_info.json").write_text(json.dumps({"splits": splits}))
-    return folder
+    return write_shards(root, tmp_path_factory.mktemp("shards"))
 
 
 def streamed(shards, **options):
