@@ -20,10 +20,12 @@ from linvit.analysis.scores import entropy
 from linvit.files import write_text
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.ops import attention_scores
+from linvit.ops.mixing import blocks_of_grid, initial_mixing
 
 PAGES = ROOT / "docs" / "understand"
 SHOWN = ("softmax", "linear", "rala", "mala")
 GRID, PATCH = (26, 40), 16
+BLOCKS = (4, 4)  # of MHLA
 POINT = (16, 12)  # of the query, in patches
 CHANNELS = 16
 LENGTH = 2.5  # of queries and keys, on average
@@ -51,7 +53,10 @@ def scores(mechanism: str, query: Tensor, key: Tensor) -> Tensor:
     """The score matrix (tokens, tokens) of a mechanism, without rotation."""
     if mechanism == "softmax":
         return (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)[0, 0]
-    return attention_scores(query, key, **LINEAR_AXES[mechanism])[0, 0]
+    axes = dict(LINEAR_AXES[mechanism])
+    if mechanism == "mhla":
+        axes |= {"mixing": initial_mixing(BLOCKS).to(query), "blocks": BLOCKS, "grid": GRID}
+    return attention_scores(query, key, **axes)[0, 0]
 
 
 def order_figure() -> Figure:
@@ -114,16 +119,19 @@ def map_figure() -> Figure:
     """The scores of one query over the photo, mechanism by mechanism."""
     image, place = photo(), POINT[0] * GRID[1] + POINT[1]
     query = tokens(image)
-    figure, grid = subplots((WIDTH, 3.4), 2, 3)
+    figure, grid = subplots((WIDTH, 5.1), 3, 3)
     panels = list(grid.flat)
     panels[0].imshow(image.numpy())
     panels[0].set_title("photo and query", fontsize=SMALL)
-    for axes, mechanism in zip(panels[1:], SHOWN, strict=False):
+    for axes, mechanism in zip(panels[1:], (*SHOWN, "mhla"), strict=False):
         row = scores(mechanism, query, query)[place]
         share = entropy(row).item() / math.log(len(row))
         _map(axes, row, f"{mechanism}, entropy {share:.2f}", mechanism)
-    _map(panels[5], _weights(query)[0, 0], "weights α of rala", "rala")
-    for axes, unit in zip(panels[:5], (PATCH, 1, 1, 1, 1), strict=True):
+    _map(panels[6], _weights(query)[0, 0], "weights α of rala", "rala")
+    block = blocks_of_grid(GRID, BLOCKS, prefix=0).of_token()
+    weights = initial_mixing(BLOCKS)[block[place]][block]
+    _map(panels[7], weights / weights.sum(), "weights of blocks in mhla", "mhla")
+    for axes, unit in zip((*panels[:6], panels[7]), (PATCH, *(1,) * 6), strict=True):
         y, x = ((c + 0.5) * unit for c in POINT)
         axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=5)
     for axes in panels:
