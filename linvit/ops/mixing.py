@@ -102,7 +102,7 @@ def _cut(grid: tuple[int, int], blocks: tuple[int, int], prefix: int, device: to
     size, count = sides[0] * sides[1], blocks[0] * blocks[1]
     if not prefix:
         return Blocks.at(number * size + offset, size, count)
-    size = cast(int, torch.sym_max(size, prefix))
+    size = cast(int, torch.sym_max(size, prefix)) if isinstance(size, torch.SymInt) else max(size, prefix)
     place = torch.cat((torch.arange(prefix, device=device), (number + 1) * size + offset))
     return Blocks.at(place, size, count + 1)
 
