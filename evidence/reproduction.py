@@ -69,11 +69,8 @@ def run(options: argparse.Namespace) -> None:
     if options.dry:
         for row, *_, words in networks:
             print(f"{row.name}: {row.published}; {row.cost}\n    linvit {' '.join(words)}")
-        print(
-            "".join(
-                f"{sum(x):,.0f} {gpu} hours. " for gpu, x in hours_by_gpu(each.row.cost for each in networks).items()
-            )
-        )
+        hours = hours_by_gpu(network.row.cost for network in networks)
+        print("Together:", ", ".join(f"{sum(listed):,.0f} {gpu} hours" for gpu, listed in hours.items()))
         return
     check(networks)
     for network in networks:
@@ -164,8 +161,9 @@ def train(network: Network) -> None:
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
             try:
                 code = process.wait()
-            except KeyboardInterrupt:  # the training has it too, and writes a checkpoint
-                code = process.wait()
+            except KeyboardInterrupt:  # the training gets it too, and writes a checkpoint
+                process.wait()
+                code = STOPPED
     if code == STOPPED:
         raise RunStoppedError("Stopped; the same command goes on.")
     if code:
@@ -196,7 +194,8 @@ def lines_of(network: Network) -> Iterator[dict[str, str]]:
     cells = [cell.removesuffix(" %").rpartition(" ") for cell in network.row.published.split(", ")]
     values = {name: value for name, _, value in cells if name in KEYS} or {"top-1": "–"}
     for quantity, value in values.items():
-        ours = {kind: f"{100 * by_name[KEYS[quantity]]:.1f}" for kind, by_name in measured.items()}
+        key = KEYS[quantity]
+        ours = {kind: f"{100 * by_name[key]:.1f}" for kind, by_name in measured.items() if key in by_name}
         line = {"network": network.row.name, "recipe": network.row.recipe, "measure": quantity, "published": value}
         yield line | {"ours": ours.get("raw", "–"), "of the average": ours.get("ema", "–")} | facts_of(network.folder)
 

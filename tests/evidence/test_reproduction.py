@@ -69,7 +69,7 @@ def test_a_dry_run_prints_rows_commands_and_hours(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "RAVLT-T: top-1 82.8 %; about 42 A100 hours\n    linvit train ravlt/tiny_imagenet_300e --resume" in printed
     assert printed.count("seed=3") == 4
-    assert printed.endswith("570 A100 hours. \n")
+    assert printed.endswith("\nTogether: 570 A100 hours\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -103,6 +103,17 @@ def test_detectors_start_from_the_authors_weights_or_from_finished_runs(tmp_path
     assert inits == [f"{tmp_path}/{name}" for name in ("RAVLT_S.pth", *(f"ravlt_{x}_imagenet_300e" for x in sizes[1:]))]
     networks = planned("RALA, Table 9", "--imagenet", tmp_path, "--coco", tmp_path, "--ade20k", tmp_path)
     assert f"init={networks[0].folder}" in networks[1].words  # which is trained before it
+
+
+def test_a_detector_has_a_line_for_each_published_value(tmp_path):
+    network = planned("CARE, Table 2", "--dry", "--runs", tmp_path)[0]
+    network.folder.mkdir()
+    network.evaluation.write_text('{"raw": {"box_ap": 0.4, "box_ap50": 0.6, "mask_ap75": 0.3, "images": 9}}')
+    lines = {line["measure"]: (line["published"], line["ours"]) for line in reproduction.lines_of(network)}
+    assert [*lines] == ["box AP", "box AP50", "box AP75", "mask AP", "mask AP50", "mask AP75"]
+    assert lines["box AP"] == ("40.3", "40.0")
+    assert lines["mask AP75"] == ("39.2", "30.0")
+    assert lines["mask AP"] == ("36.8", "–")
 
 
 def test_hours_are_those_of_measured_throughput(tmp_path, monkeypatch):
