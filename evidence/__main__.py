@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from evidence import bench as bench  # adds our kinds
-from evidence import reproduce, speeds, summaries, understand
+from evidence import reproduce, reproduction, speeds, summaries, understand
 from evidence.rows import ROOT, Bench, Call
 from evidence.study import add_arguments as add_study
 from evidence.table import GROUPS, chosen
@@ -67,6 +67,8 @@ def arguments() -> argparse.ArgumentParser:
     pages.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PAGES)} (default: all but speeds)")
     pages.set_defaults(run=write_pages)
     add_study(commands.add_parser("study", help="a study of the papers' claims with a folder of recipes"))
+    text = "train and evaluate the networks of a published table, each beside its published value"
+    reproduction.add_arguments(commands.add_parser("reproduce", help=text))
     kinds = commands.add_parser("bench", help="`linvit bench`, also of kinds that only our pages need")
     add_kinds(kinds.add_subparsers(dest="kind", required=True))
     return parser

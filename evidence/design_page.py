@@ -6,6 +6,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import torch
 
@@ -68,27 +69,42 @@ def seeds_of(design: Design, claim: Primary) -> list[int]:
     return [seed for seed in first if seed in second]
 
 
+class Gain(NamedTuple):
+    """The differences of a claim in points, one for each pair of runs that did not diverge.
+
+    seeds: planned pairs. ended: pairs whose runs are in the ledger.
+    """
+
+    points: list[float]
+    seeds: int
+    ended: int
+
+
+def gains_of(design: Design) -> dict[Primary, Gain]:
+    """What the ledger has of each claim."""
+    measured, rows = numbers(design), read(design.ledger)
+    gains = {}
+    for claim in design.claims:
+        seeds = seeds_of(design, claim)
+        points = differences(*(measured[name][: len(seeds)] for name in claim.pair))
+        ended = sum(all(f"{name} seed {seed}" in rows for name in claim.pair) for seed in seeds)
+        gains[claim] = Gain(points, len(seeds), ended)
+    return gains
+
+
 def claims_table(design: Design) -> str:
     """The claims with gains, intervals and verdicts; a verdict only when every planned run of its family has ended."""
-    measured, rows = numbers(design), read(design.ledger)
-    seeds = {claim: seeds_of(design, claim) for claim in design.claims}
-    gains = {
-        claim: differences(*(measured[name][: len(seeds[claim])] for name in claim.pair)) for claim in design.claims
-    }
-    done = {
-        claim: sum(all(f"{name} seed {seed}" in rows for name in claim.pair) for seed in seeds[claim])
-        for claim in design.claims
-    }
+    gains = gains_of(design)
     cells = []
-    for claim in design.claims:
+    for claim, gain in gains.items():
         family = [other for other in design.claims if other.alone == claim.alone]
-        said, value = decide(claim, gains[claim], design.within), estimate(gains[claim])
-        least = [min(decide(other, gains[other], design.within).values()) for other in family]
+        said, value = decide(claim, gain.points, design.within), estimate(gain.points)
+        least = [min(decide(other, gains[other].points, design.within).values()) for other in family]
         factor = holm_factor(least, family.index(claim))
-        final = all(done[other] == len(seeds[other]) for other in family)
-        outcome = f"{done[claim]} of {len(seeds[claim])} seeds" if done[claim] else "not run yet"
+        final = all(gains[other].ended == gains[other].seeds for other in family)
+        outcome = f"{gain.ended} of {gain.seeds} seeds" if gain.ended else "not run yet"
         if final:
-            lost = len(gains[claim]) < COMPLETE * len(seeds[claim])
+            lost = len(gain.points) < COMPLETE * gain.seeds
             words = verdict(claim, said, factor, design.within)
             outcome = "undecided: too many runs diverged" if lost else words
         cells.append(
@@ -96,7 +112,7 @@ def claims_table(design: Design) -> str:
                 "gain": f"`{claim.pair[0]}` − `{claim.pair[1]}`",
                 "bound": f"{claim.more:g}",
                 "published": published_gain(claim),
-                "seeds": str(len(seeds[claim])),
+                "seeds": str(gain.seeds),
                 "points": f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}]" if value.count > 1 else "–",
                 "p": p_text(min(1.0, factor * min(said.values()))) if final else "–",
                 "verdict": outcome,

@@ -1,12 +1,15 @@
-"""The tables of docs/evidence/reproduce.md, from the headers of the recipes and reproduce.yaml."""
+"""The tables of docs/evidence/reproduce.md, from the headers of the recipes, reproduce.yaml and measured throughput."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
+from evidence.gpu.jobs import ROWS as MEASURED
+from evidence.gpu.networks import IMAGENET
+from evidence.gpu.rows import newest, read
 from evidence.published import ROWS
 from evidence.rows import EVIDENCE
 from linvit.analysis.markdown import markdown_table, replace_between_marks
@@ -44,9 +47,46 @@ class Row(NamedTuple):
     cost: str
 
 
-def sections() -> dict[str, str]:
-    """What stands between the marks of the page, by their names."""
-    rows = list(_rows())
+class Rate(NamedTuple):
+    """Images per second of training that one GPU reached; `where` says in what."""
+
+    gpu: str
+    images: float
+    where: str
+
+
+def throughput(folder: Path) -> dict[str, Rate]:
+    """Network → the newest rate of its training at 224 px: with the loader where that was measured, else of a step."""
+    rates = {}
+    for job, heading, where in (
+        ("sizes", "images/s", "in steps without a loader"),
+        ("published", "images/s with the loader", "with the loader"),
+    ):
+        for row in newest(read(folder, job)).values():
+            measured = row.get("cells", ()) if job == "published" or row["case"].startswith("training ") else ()
+            gpu = re.search(r"[A-Z]*\d\w*", row["card"])  # H200 of "NVIDIA H200"
+            for cells in measured:
+                if gpu and cells.get(heading):
+                    rates[cells["network"]] = Rate(gpu[0], cells[heading], where)
+    return rates
+
+
+def measured_cost(values: Mapping[str, Any], rates: Mapping[str, Rate]) -> str:
+    """The cost of a training on ImageNet-1k by the rate of its network; "" without one.
+
+    The rate of a network does not tell that of other attention in it, or of a training with a teacher.
+    """
+    rate = rates.get(values["model"].get("name", ""))
+    plain = values["model"].keys() <= {"name", "drop_path_rate"} and "distillation" not in values
+    if rate is None or not plain or values["data"]["name"] != "imagefolder":
+        return ""
+    hours = values["trainer"]["max_epochs"] * IMAGENET / rate.images / 3600
+    return f"about {hours:.0f} {rate.gpu} hours, measured: {rate.images:,.0f} images/s {rate.where}"
+
+
+def sections(measured: Path = MEASURED) -> dict[str, str]:
+    """What stands between the marks of the page, by their names. measured: the folder of the rows of GPU jobs."""
+    rows = recipe_rows(measured)
     tables = {table: [row for row in rows if row.table == table] for table in dict.fromkeys(row.table for row in rows)}
     texts = {"total": _total(rows)}
     for paper, items in ITEMS.items():
@@ -61,10 +101,10 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- reproduce {name}:begin -->", f"<!-- reproduce {name}:end -->"
 
 
-def _rows() -> list[Row]:
-    """What the headers cite, in the order of the papers' tables."""
-    order = [*ROWS]
-    rows = [row for name, file in bundled_files().items() for row in _cited(name, file)]
+def recipe_rows(measured: Path = MEASURED) -> list[Row]:
+    """What the headers cite, in the order of the papers' tables. measured: see `sections`."""
+    order, rates = [*ROWS], throughput(measured)
+    rows = [row for name, file in bundled_files().items() for row in _cited(name, file, rates)]
     papers = [*ITEMS]
 
     def place(row: Row) -> tuple[int, int, int, bool]:
@@ -75,29 +115,45 @@ def _rows() -> list[Row]:
     return sorted(rows, key=place)
 
 
-def _cited(name: str, file: Path) -> Iterator[Row]:
+def _cited(name: str, file: Path, rates: Mapping[str, Rate]) -> Iterator[Row]:
     """The rows of the papers that a recipe cites, if it trains on the papers' data."""
-    about, data = header(file), read_recipe(file)["data"]["name"]
+    about, values = header(file), read_recipe(file)
+    data, cost = values["data"]["name"], measured_cost(values, rates) or about["cost"].partition(" (")[0]
     for published in about["published"].split("; "):
         numbers, _, citation = published.removesuffix(")").partition(" (")
         paper, _, place = citation.partition(", ")
         table, _, row = place.partition(", ")
         if data in DATA and paper in ITEMS and table.startswith("Table "):
             row = row or about["about"].partition(", ImageNet")[0]  # of a table whose numbers are not known
-            cost = about["cost"].partition(" (")[0]
             yield Row(
                 citation, f"{paper}, {table}", row, numbers, name, about["command"], DATA[data], about["ours"], cost
             )
 
 
 def _total(rows: Sequence[Row]) -> str:
-    costs = {row.recipe: HOURS.search(row.cost) for row in rows}
-    hours = [float(match[1]) for match in costs.values() if match and match[2] == "A100"]
+    costs = {row.recipe: row.cost for row in rows}
     done = len({row.recipe for row in rows if row.ours != NOT_RUN})
+    estimated = [
+        hours for cost in costs.values() if "images/s" not in cost for hours in hours_by_gpu([cost]).get("A100", ())
+    ]
+    measured = hours_by_gpu(cost for cost in costs.values() if "images/s" in cost)
     return (
         f"Trainings of the papers: {len(costs)}; run here: {done or 'none'}. Those with an estimate in A100 hours,"
-        f" {len(hours)}, take {sum(hours):,.0f} of them together.\n"
+        f" {len(estimated)}, take {sum(estimated):,.0f} of them together."
+        + "".join(
+            f" With measured throughput {len(x)} more take {sum(x):,.0f} {gpu} hours." for gpu, x in measured.items()
+        )
+        + "\n"
     )
+
+
+def hours_by_gpu(costs: Iterable[str]) -> dict[str, list[float]]:
+    """GPU → the hours on it, ascending."""
+    hours: dict[str, list[float]] = {}
+    for cost in costs:
+        if match := HOURS.search(cost):
+            hours.setdefault(match[2], []).append(float(match[1]))
+    return {gpu: sorted(listed) for gpu, listed in hours.items()}
 
 
 def _cells(item: Sequence[str], rows: Sequence[Row]) -> list[str]:
@@ -115,11 +171,11 @@ def _cells(item: Sequence[str], rows: Sequence[Row]) -> list[str]:
 
 def _cost(rows: Sequence[Row]) -> str:
     """Such as "20 to 140 A100 hours each"."""
-    matches = [match for row in rows if (match := HOURS.search(row.cost))]
-    if not matches:
-        return "hours not estimated"
-    hours = sorted({float(match[1]) for match in matches})
-    return f"{' to '.join(f'{limit:g}' for limit in dict.fromkeys([hours[0], hours[-1]]))} {matches[0][2]} hours each"
+    limits = {
+        gpu: f"{x[0]:g} to {x[-1]:g}" if x[0] < x[-1] else f"{x[0]:g}"
+        for gpu, x in hours_by_gpu(row.cost for row in rows).items()
+    }
+    return ", ".join(f"{hours} {gpu} hours each" for gpu, hours in limits.items()) or "hours not estimated"
 
 
 def _of_table(table: str, rows: Sequence[Row]) -> str:

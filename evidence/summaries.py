@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evidence import design_page, inside, speeds
+from evidence import design_figures, design_page, inside, speeds
 from evidence.claims import (
     ACCURACY,
     ALPHA,
@@ -301,12 +301,14 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "linearize_kept": ("linearize", kept_table),
     "speeds": ("benchmarks", speeds.table),
     **design_page.TABLES,
+    **design_figures.TABLES,
 }
 """The names of marks → page, and the table between them."""
 
 
 def write() -> None:
-    """Writes claims.csv and the tables."""
+    """Writes claims.csv, the tables, and the figures of trainings for GPUs."""
     write_text(EVIDENCE / "claims.csv", claims_csv())
+    design_figures.write()
     for name, (page, table) in TABLES.items():
         replace_between_marks(EVIDENCE / f"{page}.md", f"{table()}\n", *marks(name))

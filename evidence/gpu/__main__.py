@@ -19,13 +19,12 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
-from evidence.gpu.jobs import JOBS, QUEUE, Job
+from evidence.gpu.jobs import JOBS, QUEUE, ROWS, Job
 
 LIMIT = 520.0  # seconds of a job: a machine may be lent in commands of ten minutes, and files have to come back
 FAILED, MISSING, STOPPED = 1, 2, 3
 NEEDED = ("torch", "triton", "timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml", "pytest")
 PREPARED = ("small", "softmax", "sweep", "sweep_back")  # whose generated code is our kernels alone
-ROWS = Path(__file__).parent / "rows"
 
 
 def main() -> int:

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+ROWS = Path(__file__).parent / "rows"
+"""What has been measured: JOB.jsonl for each job."""
 Results = dict[str, Any]
 """What is measured. cells: rows of the tables, by heading; those with equal headings share a table."""
 

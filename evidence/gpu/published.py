@@ -87,7 +87,7 @@ def row(name: str, curves: list[dict[str, float]], batch: int = BATCH) -> Result
         "top-1, %": 100 * curves[-1]["top1"],
         "of the average, %": 100 * curves[-1]["ema_top1"] if "ema_top1" in curves[-1] else None,
     }
-    kept = ("train_loss", "val_loss", "top1", "ema_top1")
+    kept = ("seconds", "train_loss", "val_loss", "top1", "ema_top1")
     return {"cells": [cells], "curve": [{key: epoch[key] for key in kept if key in epoch} for epoch in curves]}
 
 

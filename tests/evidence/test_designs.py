@@ -1,6 +1,5 @@
 """Designs of trainings without a GPU: rules for rates and epochs, verdicts from a ledger, shared images, pieces."""
 
-import json
 from argparse import Namespace
 from dataclasses import replace
 from threading import Event
@@ -8,6 +7,7 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
+from design_ledger import full, write_ledger
 from PIL import Image
 
 pytest.importorskip("triton", reason="the queue of jobs needs Triton")
@@ -20,17 +20,6 @@ from evidence.gpu import trainings as job
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.small import Cifar
 from linvit.runs.recipe_values import read_recipe
-
-
-def write_ledger(path, results):
-    """results: run → accuracy as a share, or None for a run that diverged."""
-    lines = []
-    for run, share in results.items():
-        noted = {} if share is None else {"3": share / 2, "10": share - 0.1, "last": share, "epochs": 30}
-        result = {"reason": None if noted else "the loss became nan", "seconds": 100.0, "measures": {}, "inside": noted}
-        lines.append(json.dumps({"run": run, "settings": "", "result": result}) + "\n")
-    path.write_text("".join(lines))
-
 
 SWEPT, VARIANTS = REFEREE.swept, REFEREE.variants
 
@@ -133,12 +122,6 @@ def test_epochs_follow_the_pace_of_the_sweep(referee, seconds, epochs):
 
 def outcomes(design):
     return [line.split(" | ")[-1].removesuffix(" |") for line in design_page.claims_table(design).splitlines()[2:]]
-
-
-def full(means, deviation=0.001, but=()):
-    draw = np.random.default_rng(0)
-    runs = {f"{name} seed {seed}": means.get(name, 0.8) for name in VARIANTS for seed in REFEREE.planned(name)}
-    return {run: mean + deviation * draw.standard_normal() for run, mean in runs.items() if run not in but}
 
 
 def test_verdicts(referee):
