@@ -52,6 +52,8 @@ STUDENTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name → mechanism and options. "linear, blocks" is MHLA; all have the teacher's layers around another operator."""
 LEDGER = EVIDENCE / "long.jsonl"
 RATES = (3e-3, 1e-2, 3e-2)
+CONTINUED_RATES = (3e-4, 1e-3, 3e-3)
+"""Of students that have been aligned at a shorter length: there 3e-2 nearly doubled the error."""
 ROWS_OF_SCORES = 256
 
 
@@ -60,7 +62,7 @@ class Sizes:
     """How many images each step reads: training at 256 and 1,024 tokens, alignment and test at each length."""
 
     taught: tuple[int, int] = (50_000, 12_800)
-    aligned: tuple[int, int, int] = (6_400, 1_024, 1_024)
+    aligned: tuple[int, int, int] = (6_400, 512, 512)
     tested: tuple[int, int, int] = (2_000, 512, 512)
 
 
@@ -258,10 +260,10 @@ def look_inside(model: nn.Module, batches: Sequence[Tensor]) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Start:
-    """What a student begins with: its attention's tensors, aligned at `aligned` tokens, and rates to try."""
+    """What a student begins with: its attention's tensors, aligned at `aligned` tokens by this rate."""
 
     aligned: int = 0
-    rates: Sequence[float] = RATES
+    rate: float = 0.0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -294,7 +296,8 @@ def aligned(
 ) -> dict[str, Start]:
     """Each student after alignment on `read` images at the rate that is best on images that it has not read."""
     side, batch = SIDES[tokens], max(1, 16 * 1024 // tokens)
-    trials = {f"{name}|{rate}": (name, rate) for name, start in starts.items() for rate in start.rates}
+    rates = CONTINUED_RATES if starts["linear"].aligned else RATES
+    trials = {f"{name}|{rate}": (name, rate) for name in starts for rate in rates}
 
     def train() -> dict[str, Tensor]:
         students = {trial: create_student(teacher, name, starts[name].tensors) for trial, (name, _) in trials.items()}
@@ -319,7 +322,7 @@ def aligned(
     best = {name: min((t for t in trials if trials[t][0] == name), key=errors.__getitem__) for name in starts}
     for trial, (name, rate) in trials.items():
         print(f"{tokens:,} tokens, {name}, rate {rate:g}: error {errors[trial]:.4f} on images not read", flush=True)
-    return {name: Start(tokens, (trials[trial][1],), tensors[trial]) for name, trial in best.items()}
+    return {name: Start(tokens, trials[trial][1], tensors[trial]) for name, trial in best.items()}
 
 
 def measured(
@@ -342,8 +345,8 @@ def measured(
     where = torch.cuda.get_device_name() if images.mean.is_cuda else processor()
     with ledger.open("a") as lines:
         for name, model in {"softmax": teacher, **students}.items():
-            start = starts.get(name, Start(length, (0.0,)))
-            about = {"tokens": tokens, "aligned": length, "network": name, "rate": start.rates[0], "seed": SEED}
+            rate = starts[name].rate if name in starts else 0.0
+            about = {"tokens": tokens, "aligned": length, "network": name, "rate": rate, "seed": SEED}
             line = {**about, **results[name], **look_inside(model, shown), "images": tested, "machine": where}
             print(json.dumps(line), flush=True)
             lines.write(json.dumps({**line, "torch": torch.__version__, "commit": commit()}) + "\n")
