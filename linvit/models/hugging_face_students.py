@@ -111,6 +111,7 @@ def _train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(batches) + 1, pct_start=0.1)
     errors = []
     for batch in batches:
+        check_batch("batches", batch)
         loss = error(batch)
         optimizer.zero_grad()
         loss.backward()
@@ -146,6 +147,15 @@ def check_pair(student: Any, teacher: Any, batches: object) -> None:
         isinstance(batches, Sized) and not len(batches) and "`batches` is empty, expected at least one: add some.",
     )
     _learning(student)
+
+
+def check_batch(argument: str, batch: object) -> None:
+    """Raises SettingError for what is no mapping with tensors."""
+    refuse(
+        not (isinstance(batch, Mapping) and any(isinstance(x, Tensor) for x in batch.values()))
+        and f"`{argument}` has a {type(batch).__name__}, expected arguments of the models by name, such as a dict with"
+        " pixel_values."
+    )
 
 
 def _learning(student: Any) -> list[nn.Module]:
