@@ -196,7 +196,7 @@ class TransferRun(StudentRun):
         refuse(
             (model is None) != hasattr(network, "origin")
             and f"`teacher_model` is {quoted(model)}, expected a model for a student of another shape, and null for a"
-            " linearized one, whose `base` is its teacher: change it."
+            " linearized one, whose `model.base` is its teacher: change it."
         )
         if model is None:
             original = cls.create_teacher(network, weights, settings.get("copied", ALL))
