@@ -13,7 +13,7 @@ from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
 from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
-from linvit.errors import SettingError, quoted, refuse
+from linvit.errors import SettingError, keys_of, quoted, refuse
 from linvit.models.by_name import create_classifier, known_arguments
 from linvit.models.linearizing import Origin, lessons, share
 from linvit.models.swap import NAME
@@ -202,7 +202,8 @@ class TransferRun(StudentRun):
             original = cls.create_teacher(network, weights, settings.get("copied", ALL))
         else:
             arguments = {"name": model} if isinstance(model, str) else model
-            original = create_classifier({**arguments, "num_classes": 1}, 1, channels)
+            with keys_of("task.teacher_model"):
+                original = create_classifier({**arguments, "num_classes": 1}, 1, channels)
             if weights is not None:
                 initialize(original, weights, same_classes=False)
             cast(Any, original).reset_classifier(0)

@@ -62,7 +62,18 @@ def test_a_classifier_starts_from_a_student_of_another_shape(run, tmp_path):
     for name, value in learned.items():
         if "running" not in name and "tracked" not in name:
             torch.testing.assert_close(value, tuned[name], rtol=0, atol=1e-6)
-    assert content(run)["state_dict"]["projection.weight"].shape == (16, 128, 1, 1)
+
+
+def test_the_layer_beside_the_student_is_trained_with_it(run):
+    stored = content(run)
+    assert stored["state_dict"]["projection.weight"].shape == (16, 128, 1, 1)
+    [optimizer] = stored["optimizer_states"]
+    *groups, beside = optimizer["param_groups"]
+    weight, bias = (optimizer["state"][number]["exp_avg"] for number in beside["params"])
+    assert (weight.shape, bias.shape) == ((16, 128, 1, 1), (16,))
+    assert weight.any()
+    assert {group["lr"] for group in groups} == {beside["lr"]}
+    assert beside["weight_decay"] == 0
 
 
 @pytest.mark.slow
@@ -145,7 +156,11 @@ def test_one_sentence_for_each_mistake(teacher, tmp_path):
     refused("do not fit this VisionTransformer: only ", recipe, "task.teacher_model.embed_dim=24")
     refused("deit_tiny_patch16_224 has no argument 'depht'", recipe, "task.teacher_model.depht=3")
     refused("Unknown model 'deit_tny'", recipe, "task.teacher_model.name=deit_tny")
-    refused("weights are never downloaded here", recipe, "task.teacher_model.pretrained=true")
+    refused(
+        "task.teacher_model.pretrained is True, but weights are never downloaded here",
+        recipe,
+        "task.teacher_model.pretrained=true",
+    )
     refused("task.features is set, but only maps of a linearized student fit", recipe, "task.features=[-1]")
     refused(
         "data.size is 32×32 px, but the teacher takes 64×64: set it to that",
@@ -153,7 +168,7 @@ def test_one_sentence_for_each_mistake(teacher, tmp_path):
         "task.teacher_model.img_size=64",
         "task.teacher=null",
     )
-    refused("name is missing", recipe, "task.teacher_model={img_size: 32}", "task.teacher=null")
+    refused("task.teacher_model.name is missing: set it to a model", recipe, "task.teacher_model.name=null")
 
 
 def test_what_a_checkpoint_says_about_its_teacher_is_checked(run, tmp_path):
