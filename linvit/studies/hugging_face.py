@@ -79,7 +79,8 @@ def plan_for_transformers(
     sizes = [f"{name} {'×'.join(map(str, x.shape))}" for name, x in example.items() if isinstance(x, Tensor)]
     # the mask of keys reads its values, which a CUDA graph cannot
     times = Times(example, f"on {', '.join(sizes)}", weights.device.type, weights.dtype, threads, rounds, graphs=False)
-    about = times.about(f"{len(batches)} held-out batches", "last hidden state")
+    held_out = f"{len(batches)} held-out batch{'es' if len(batches) > 1 else ''}"
+    about = times.about(held_out, "last hidden state")
     plan = measured_plan(error, hybrid, times, about, budget, progress)
     if output is not None:
         plan.save(output)
