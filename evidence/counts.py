@@ -162,6 +162,7 @@ OF_STUDENTS = (
     "The network is `linearized`, made from any softmax network that the page From softmax to linear names; `linvit"
     " models` lists those of linvit."
 )
+OF_OTHER_SHAPE = " With the model of a teacher as `task.teacher_model` it is any network for classification."
 LISTINGS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "classification": (OF_CLASSIFIERS, classifiers),
     "multilabel": (OF_CLASSIFIERS, classifiers),
@@ -172,7 +173,7 @@ LISTINGS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "diffusion": (OF_GENERATORS, generators),
     "speech": (OF_CONFORMERS, conformers),
     "alignment": (OF_STUDENTS, lambda: iter(())),
-    "transfer": (OF_STUDENTS, lambda: iter(())),
+    "transfer": (OF_STUDENTS + OF_OTHER_SHAPE, lambda: iter(())),
 }
 """Of each task the words below its table, and its rows."""
 

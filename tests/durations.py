@@ -37,7 +37,7 @@ BUDGETS = {
     "models": 62,
     "ops": 50,
     "parallel": 1,
-    "runs": 185,
+    "runs": 187,
     "streaming": 8,
     "studies": 7,
     "tasks": 8,

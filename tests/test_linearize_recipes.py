@@ -13,7 +13,9 @@ from linvit.runs.training import train_folder
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "linearize"
 LARGE = sorted(path for path in RECIPES.glob("*.yaml") if path.name != "base.yaml")
-SOME = [path for path in LARGE if path.stem.startswith("deit") or path.stem == "dinov2_base_align"]
+SOME = [
+    path for path in LARGE if path.stem.startswith("deit") or path.stem in ("dinov2_base_align", "care_nano_from_deit")
+]
 NARROW = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 FEW = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 1}
 
@@ -31,7 +33,8 @@ def photos(tmp_path):
 def test_recipes_of_published_size_take_two_steps(path, photos, tmp_path):
     values = read_recipe(path)
     side = 56 if "dinov2" in path.stem else 64
-    overrides = {f"model.base.{key}": value for key, value in {**NARROW, "img_size": side}.items()}
+    group = "task.teacher_model" if "teacher_model" in values["task"] else "model.base"
+    overrides = {f"{group}.{key}": value for key, value in {**NARROW, "img_size": side}.items()}
     overrides |= {"data.root": photos, "data.size": side, "data.batch_size": 2, "data.num_workers": 0, "init": None}
     overrides |= {"data.held_out": 0.25, "trainer.accelerator": "cpu"}
     overrides |= {"distillation.teacher": None, "distillation.checkpoint": None} if "distillation" in values else {}

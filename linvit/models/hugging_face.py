@@ -9,8 +9,7 @@ layers of its own needs; RALA and MALA are used without gate, local term and rot
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
 from typing import Any
 
@@ -314,78 +313,9 @@ def set_attention(model: Any, mechanism: str, pattern: str) -> None:
     model.set_attn_implementation(f"{PREFIX}{mechanism}" + (f":{pattern}" if "S" in pattern else ""))
 
 
-def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
-    """How far the linear attention of a model of transformers is from the softmax attention that it replaces.
-
-    Every linear layer of the student reads what the teacher's attention there reads, so that all layers learn at once
-    and none waits for another. Nothing is propagated from layer to layer, nor into the teacher.
-
-    Args:
-        student: from `linvit.linearize(teacher, …)`.
-        teacher: with attn_implementation="sdpa" or another that takes masks of bool.
-        inputs: arguments of the teacher, such as pixel_values, or input_ids and attention_mask.
-
-    Returns:
-        |student - teacher|² / |teacher|² of each linear layer, over the tokens that count, (layers,).
-    """
-    linear = _linear_layers(student)
-    pairs = zip(attention_layers(teacher), attention_layers(student), strict=True)
-    counted, errors = inputs.get("attention_mask"), []
-
-    def compare(learning: nn.Module, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        with torch.enable_grad():
-            given, wanted = learning(*args, **kwargs)[0], output[0]
-            if counted is not None and counted.shape == wanted.shape[:2]:
-                given, wanted = given[counted.bool()], wanted[counted.bool()]
-            errors.append((given - wanted).square().sum() / wanted.square().sum())
-
-    with ExitStack() as stack, torch.no_grad():
-        for layer, learning in pairs:
-            if learning in linear:
-                hook = layer.register_forward_hook(partial(compare, learning), with_kwargs=True)
-                stack.callback(hook.remove)
-        teacher(**inputs)
-    return torch.stack(errors)
-
-
-def _linear_layers(student: Any) -> list[nn.Module]:
-    """Raises SettingError for a student without any."""
-    mechanism, pattern = _meaning(student.config._attn_implementation)
-    layers = attention_layers(student)
+def linear_layers(model: Any) -> list[nn.Module]:
+    """The attention layers of a model of transformers that are linear, in its order."""
+    mechanism, pattern = _meaning(model.config._attn_implementation)
+    layers = attention_layers(model)
     letters = pattern or ("L" if mechanism else "S") * len(layers)
-    linear = [layer for layer, letter in zip(layers, letters, strict=True) if letter == "L"]
-    if not linear:
-        raise SettingError("the network has kept softmax attention in all layers: set an L in its `pattern`")
-    return linear
-
-
-def align(student: Any, teacher: Any, batches: Collection[Mapping[str, Tensor]], *, rate: float = 3e-3) -> list[float]:
-    """Lets every linear layer of a student learn the softmax attention that it replaces, in place.
-
-    Minimizes the mean of `attention_errors` with AdamW over the parameters of the linear layers (projections of
-    queries, keys and values), by a learning rate that rises over a tenth of the batches and falls along a cosine to
-    zero. All else stays as it is.
-
-    Args:
-        student: from `linvit.linearize(teacher, …)`.
-        teacher: the network that it was made from.
-        batches: arguments of the teacher, one step each, such as dicts with pixel_values, or with input_ids and
-            attention_mask.
-        rate: the largest learning rate.
-
-    Returns:
-        The error of each step, mean over the layers.
-    """
-    learned = [p for layer in _linear_layers(student) for p in layer.parameters()]
-    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(batches) + 1, pct_start=0.1)
-    errors = []
-    for batch in batches:
-        loss = attention_errors(student, teacher, **batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.clear_autocast_cache()  # of the weights before this step
-        schedule.step()
-        errors.append(loss.item())
-    return errors
+    return [layer for layer, letter in zip(layers, letters, strict=True) if letter == "L"]

@@ -23,7 +23,19 @@ from linvit.deploy.sequences import cache_of, zeros
 from linvit.errors import SettingError
 from linvit.files import BEST, LAST, read_checkpoint, reason_of
 from linvit.models.by_name import create_classifier
-from linvit.ranges import Amount, Count, OneOf, allows, check, check_entries, check_names, declared, lookup, plain
+from linvit.ranges import (
+    Amount,
+    Count,
+    OneOf,
+    allows,
+    arguments,
+    check,
+    check_entries,
+    check_names,
+    declared,
+    lookup,
+    plain,
+)
 from linvit.runs.exported import (
     ExportedConformer,
     ExportedDecoder,
@@ -277,7 +289,10 @@ def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[st
             if name not in SETTINGS:
                 check_names(f"setting of the {name}", groups[name], declared(declaring))
             check(declaring, groups[name], name)
-        check_entries(dict.fromkeys(("ema_decay", *run_class.kept), Any), recipe["task"])
+        check_entries({"ema_decay": Any}, recipe["task"])
+        settings = arguments(run_class.task_class)  # those newer than the run had their defaults then
+        kept = {name: recipe["task"].setdefault(name, settings[name].default) for name in run_class.kept}
+        _check_numbers(kept, path.stat().st_size, len(weights))
 
         facts = {name: value for name, value in about.items() if name not in ABOUT}
         check_names("entry", facts, run_class.stored_facts)

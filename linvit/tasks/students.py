@@ -2,15 +2,16 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.ranges import Range, Some
 from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
@@ -115,14 +116,18 @@ class StudentTask(Task, ABC):
 class Transfer(StudentTask):
     """Trains a whole student, end to end, on the features of its frozen teacher; images need no labels.
 
-    Layers after those features, such as a classifier, are not trained.
+    Layers after those features, such as a classifier, are not trained. A student of another shape than its teacher
+    learns the teacher's last map of normalized features: its own last map goes through a linear layer, which is trained
+    with it and no part of its weights, and is resized to the teacher's.
 
     Args:
-        network: The student, a linearized network.
+        network: The student, a linearized network or one of another shape than its teacher.
         original: The teacher as a network; it is stored in checkpoints.
         teacher: Run or file of weights of the teacher; null for initial weights.
         features: Numbers of blocks (in networks with stages, of stages), whose maps are those that a frozen head, such
             as a detector's, reads; -1 is the last. null for the features before pooling and classifier.
+        teacher_model: The teacher of a student of another shape, a model of timm by name or with its own arguments,
+            {name: …}; null for that of a linearized student.
         kwargs: Further arguments of Task.
 
     The loss, the measure error, is |student - teacher|² / |teacher|² of each map, averaged over maps and images; worst
@@ -137,15 +142,33 @@ class Transfer(StudentTask):
         original: nn.Module,
         teacher: str | None = None,
         features: Annotated[Sequence[BlockIndex], Some()] | None = None,
+        teacher_model: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.features = None if features is None else list(features)
         super().__init__(network, original, teacher, **kwargs)
+        self.projection = None if teacher_model is None else self._projection()
         count = 0 if features is None else len(cast(Any, network).feature_info)
         if features is not None and not all(-count <= place < count for place in features):
             raise SettingError(
                 f"`features` is {list(features)}, expected numbers from {-count} to {count - 1}: change it."
             )
+
+    def _projection(self) -> nn.Module:
+        """From channels of the student to those of its teacher, at each place."""
+        for network in (self.network, self.original):
+            refuse(
+                not hasattr(network, "forward_intermediates")
+                and f"timm gives no map of features of {type(network).__name__}: choose another network."
+            )
+        refuse(
+            self.features is not None and "`features` is set, but only maps of a linearized student fit: leave it out."
+        )
+        return nn.Conv2d(cast(Any, self.network).num_features, cast(Any, self.original).num_features, kernel_size=1)
+
+    def beside(self) -> Iterable[nn.Parameter]:
+        """The layer between a student and a teacher of another shape."""
+        return () if self.projection is None else self.projection.parameters()
 
     @property
     def names(self) -> list[str]:
@@ -169,6 +192,10 @@ class Transfer(StudentTask):
         """The features of images (batch, channels, height, width), one tensor (batch, …) for each of `names`."""
         images = images.contiguous(memory_format=self.memory_format)
         timms = cast(Any, network)
+        if self.projection is not None:
+            last, maps = timms.forward_intermediates(images, indices=1, norm=True)
+            ours = last.ndim == 4 and getattr(network, "output_fmt", "NCHW") == "NCHW"
+            return [last if ours else maps[-1]]  # those of a ViT are without class token
         if self.features is None:
             return [timms.forward_features(images)]
         count = len(timms.feature_info)
@@ -182,6 +209,8 @@ class Transfer(StudentTask):
         with torch.no_grad():
             expected = self.described(self.original, images)
         given = self.described(network, images)
+        if self.projection is not None:
+            given = [interpolate(self.projection(given[0]), expected[0].shape[2:], mode="bilinear")]
         return torch.stack([relative_errors(*pair) for pair in zip(given, expected, strict=True)])
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:

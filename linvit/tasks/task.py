@@ -3,7 +3,7 @@
 import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -135,11 +135,18 @@ class Task(lightning.LightningModule, Checked):
         if self.ema and self.ema_batch:
             self.ema.decay **= global_batch / self.ema_batch
         optimizer = self.optimizer.build(self.network, global_batch)
+        beside = list(self.beside())
+        if beside:
+            optimizer.add_param_group({"params": beside})
         steps = int(trainer.estimated_stepping_batches)
         trainer.fit_loop.setup_data()  # Lightning has counted the batches, unless max_steps alone bounds the run
         per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         self.rate = self.schedule.build(optimizer, steps, per_epoch)
         return optimizer
+
+    def beside(self) -> Iterable[nn.Parameter]:
+        """Parameters outside of the network, which are trained with it and without weight decay: none."""
+        return ()
 
     def on_train_epoch_start(self) -> None:
         self.train_loss.reset()

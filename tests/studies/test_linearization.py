@@ -11,11 +11,11 @@ from tiny_students import BASE, STUDENT, write_student_recipe
 import linvit
 from linvit.analysis.markdown import marks
 from linvit.models import linearizing
-from linvit.models.linearizing import lessons
+from linvit.models.linearizing import lessons, letters_of
 from linvit.runs import train
 from linvit.runs.training import train_in_turn
 from linvit.studies import linearization, plan_linearization
-from linvit.studies.linearization import Hybrid, Letter, LinearizationPlan, Proposal
+from linvit.studies.plan import Hybrid, Letter, LinearizationPlan, Proposal, Times
 from linvit_cli import main
 
 DEEP = {"base": {**BASE, "depth": 3}}
@@ -35,9 +35,9 @@ def run(recipe):
 def long_softmax(monkeypatch):
     """Times as on long sequences: softmax attention takes 5 ms more, the second block gains least."""
     gains = {"blocks.0.attn": 5.0, "blocks.1.attn": 0.5, "blocks.2.attn": -1.0}
-    monkeypatch.setattr(linearization.Times, "of_layers", lambda *_: {name: (10, 10 - x) for name, x in gains.items()})
+    monkeypatch.setattr(Times, "of_layers", lambda *_: {name: (10, 10 - x) for name, x in gains.items()})
     monkeypatch.setattr(
-        linearization.Times, "of_patterns", lambda times, hybrid, patterns: {p: 40 - 5 * p.count("L") for p in patterns}
+        Times, "of_patterns", lambda times, hybrid, patterns: {p: 40 - 5 * p.count("L") for p in patterns}
     )
 
 
@@ -52,7 +52,7 @@ def test_a_hybrid_is_the_network_with_that_pattern(name):
     }[name]()
     teacher.eval()
     student = linvit.linearize(teacher, "rala")
-    hybrid = Hybrid(student, teacher, lessons(student, teacher))
+    hybrid = Hybrid(student, lessons(student, teacher), letters_of(teacher))
     images = torch.randn(2, 3, 32, 32)
     for pattern in ("S" * hybrid.count, "L" * hybrid.count, "LS" + "S" * (hybrid.count - 2)):
         with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_a_plan_begins_with_the_letter_that_costs_least_for_what_it_saves(run, l
     assert (tmp_path / "plan.md").read_text().endswith(f"\n\nChosen: {plan.chosen.pattern}.\n")
     assert json.loads((tmp_path / "plan.json").read_text())["chosen"]["pattern"] == plan.chosen.pattern
     assert Image.open(tmp_path / "plan.png").size[0] > 500
-    assert lines == ["Measuring the error of each block", "Measuring times at 32×32 px"]
+    assert lines == ["Measuring the error of each block", "Measuring times at 32×32 px, batch 1"]
     assert third.saved_ms == -1
 
 
@@ -92,11 +92,11 @@ def test_times_are_measured_at_the_wanted_size_in_the_dtype_of_the_device(run, t
 
 
 def test_a_plan_says_that_nothing_is_gained(run, monkeypatch):
-    monkeypatch.setattr(linearization.Times, "of_layers", lambda *_: {f"blocks.{i}.attn": (1, 2) for i in range(3)})
+    monkeypatch.setattr(Times, "of_layers", lambda *_: {f"blocks.{i}.attn": (1, 2) for i in range(3)})
     plan = plan_linearization(run, images=4, rounds=3)
     assert [proposal.pattern for proposal in plan.proposals] == ["SSS"]
     assert (
-        plan.advice == "No linear attention saves time at this size: keep softmax attention, or plan for larger images."
+        plan.advice == "No linear attention saves time at this size: keep softmax attention, or plan for a larger one."
     )
     assert plan.markdown().endswith(f"{plan.advice}\n")
     assert [text.get_text() for text in plan.figure().axes[1].texts] == ["3 softmax"]

@@ -1,4 +1,4 @@
-"""Runs in which a linearized network learns from its teacher: block by block, or the features of the whole."""
+"""Runs in which a network, linearized or of another shape, learns from its teacher: block by block, or as a whole."""
 
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -13,8 +13,8 @@ from linvit.data.images.folder import ImageFolder, UnlabelledImages
 from linvit.data.images.readers import TimmImages
 from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
-from linvit.errors import SettingError, quoted
-from linvit.models.by_name import known_arguments
+from linvit.errors import SettingError, keys_of, quoted, refuse
+from linvit.models.by_name import create_classifier, known_arguments
 from linvit.models.linearizing import Origin, lessons, share
 from linvit.models.swap import NAME
 from linvit.ranges import Count, checked
@@ -106,11 +106,14 @@ class StudentRun(ClassifierRun):
         return self.predict_each(as_list(inputs), most_probable(topk), weights, output, progress)
 
     def facts(self, source: Source) -> tuple[str, ...]:
-        model = (self.recipe or {}).get("model", {})
-        base = model.get("base")
-        height, width = source.preprocessing.size
-        made = f"made from {base['name'] if isinstance(base, dict) else base or 'deit_tiny_patch16_224'}"
-        return (made, str(model.get("mechanism", "mala")), f"pattern {self.network.pattern}", f"{height}×{width} px")
+        recipe = self.recipe or {}
+        model, other = recipe.get("model", {}), recipe.get("task", {}).get("teacher_model")
+        base = other or model.get("base") or "deit_tiny_patch16_224"
+        name, (height, width) = base["name"] if isinstance(base, dict) else base, source.preprocessing.size
+        size = f"{height}×{width} px"
+        if other:
+            return (f"taught by {name}", size)
+        return (f"made from {name}", str(model.get("mechanism", "mala")), f"pattern {self.network.pattern}", size)
 
     def classes(self) -> list[str]:
         """The classes of the student's classifier; numbers, if the data name another number of classes."""
@@ -173,14 +176,35 @@ class AlignmentRun(StudentRun):
 
 
 class TransferRun(StudentRun):
-    """A run in which a linearized network learns the features of its teacher."""
+    """A run in which a linearized network, or one of another shape, learns the features of its teacher."""
 
     task_name = "transfer"
     task_class = Transfer
-    kept = ("features",)
+    kept = ("features", "teacher_model")
     item = "map"
 
     @classmethod
+    def create_network(cls, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        """A student of another shape has no classifier, unless `model` gives a number of classes."""
+        if model.get("name") == NAME:
+            return super().create_network(model, num_classes, channels)
+        return create_classifier(model, model.get("num_classes", 0), channels)
+
+    @classmethod
     def create_task(cls, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
-        original = cls.create_teacher(network, settings.get("teacher"), settings.get("copied", ALL))
+        model, weights = settings.get("teacher_model"), settings.get("teacher")
+        refuse(
+            (model is None) != hasattr(network, "origin")
+            and f"`teacher_model` is {quoted(model)}, expected a model for a student of another shape, and null for a"
+            " linearized one, whose `model.base` is its teacher: change it."
+        )
+        if model is None:
+            original = cls.create_teacher(network, weights, settings.get("copied", ALL))
+        else:
+            arguments = {"name": model} if isinstance(model, str) else model
+            with keys_of("task.teacher_model"):
+                original = create_classifier({**arguments, "num_classes": 1}, 1, channels)
+            if weights is not None:
+                initialize(original, weights, same_classes=False)
+            cast(Any, original).reset_classifier(0)
         return Transfer(network, original=original, num_classes=num_classes, **settings)
