@@ -11,13 +11,15 @@ import pickle
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import load_file
+
+from linvit.errors import refuse
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 LOCK = ".lock"
@@ -106,9 +108,14 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
-def check_output_file(path: str | Path) -> Path:
-    """Returns the expanded path; raises ValueError or OSError if no file can be written there."""
+def check_output_file(path: str | Path, endings: Sequence[str] = ()) -> Path:
+    """Returns the expanded path; raises ValueError or OSError if no file can be written there.
+
+    endings: those that the path of a setting `output` may have, as in (".csv", ".json"); any if there are none.
+    """
     path = user_path(path)
+    wrong = endings and path.suffix.lower() not in endings
+    refuse(wrong and f"`output` is {path}, expected a {' or '.join(endings)} file: change the ending.")
     _check_regular(path)
     check_writable(path.parent)
     return path
@@ -154,6 +161,19 @@ def remove_leftovers(*folders: Path) -> None:
 def reason_of(error: Exception) -> str:
     """The first line of an error's message; the error's type if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
+
+
+@contextlib.contextmanager
+def explained(
+    sentence: str | Callable[[str], str],
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+    raised: type[Exception] = ValueError,
+) -> Iterator[None]:
+    """Raises exceptions of these kinds as `raised` with a sentence, which is given or made from the error's reason."""
+    try:
+        yield
+    except kinds as error:
+        raise raised(sentence if isinstance(sentence, str) else sentence(reason_of(error))) from error
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

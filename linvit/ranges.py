@@ -11,6 +11,7 @@ import inspect
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -39,15 +40,16 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 }
 
 
-class Rule:
+class Rule(ABC):
     """A condition on values, the second part of an annotation `Annotated[type, rule]`."""
 
+    @abstractmethod
     def holds(self, value: Any) -> bool:
-        raise NotImplementedError
+        """Whether the condition holds for a value of the type."""
 
+    @abstractmethod
     def words(self, noun: str, got: Any = None) -> str:
         """The allowed values in words. noun: the type in words. got: the value that is refused."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ def test_a_path_that_is_too_long(refused, command):
 
 def test_no_model(refused, tmp_path):
     (tmp_path / "empty.yaml").write_text("data: {name: digits}\n")
-    assert "model.name is missing: set it to" in refused("train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}")
+    assert "model.name is null, expected the name of a model: set it to" in refused(
+        "train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}"
+    )
 
 
 def folder_recipe(tmp_path):

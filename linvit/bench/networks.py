@@ -23,6 +23,7 @@ from linvit.deploy.graph import exported
 from linvit.deploy.int8 import need_int8, quantized
 from linvit.deploy.runtimes import Session
 from linvit.errors import SettingError
+from linvit.files import explained
 from linvit.fusion import fuse
 from linvit.kernels import cpu, record
 from linvit.kernels.support import machine_obstacle
@@ -105,10 +106,8 @@ def create(name: str, size: tuple[int, int], framework: str | None = None, **opt
     config = timm.get_pretrained_cfg(name)
     if config is not None and config.fixed_input_size:
         options["img_size"] = size
-    try:
+    with explained(lambda reason: f"{name} cannot be built for {size[0]} × {size[1]} px: {reason}", AssertionError):
         return timm.create_model(name, num_classes=CLASSES, **options)
-    except AssertionError as error:
-        raise ValueError(f"{name} cannot be built for {size[0]} × {size[1]} px: {error}") from error
 
 
 def randomised(network: nn.Module, seed: int = 1) -> nn.Module:

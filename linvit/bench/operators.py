@@ -16,6 +16,7 @@ from linvit.bench.machine import peak
 from linvit.bench.options import OperatorOptions
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Progress, Report, Row, Trial, crossover, curves, growth, measure_groups
+from linvit.files import explained
 from linvit.formulas.feature_map import FEATURE_MAPS
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.layers.token_attention import GatedAttention
@@ -140,10 +141,8 @@ def _flash_bla(operator: str) -> Callable[..., Tensor]:
     """The kernels of flash-bidirectional-linear-attention, which take queries and keys after κ."""
     if operator != "linear":
         raise ValueError(f"flash_bla has no {operator}")
-    try:
+    with explained("flash_bla is not installed", ImportError):
         from flash_bla.ops.linear_attn.fused import linear_attention as flash
-    except ImportError as error:
-        raise ValueError("flash_bla is not installed") from error
     kappa = FEATURE_MAPS["elu1"]
     return lambda query, key, value: flash(kappa(query), kappa(key), value)
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from linvit.errors import SettingError
-from linvit.files import reason_of, user_path
+from linvit.files import explained, user_path
 
 SHOWN = 5
 
@@ -112,10 +112,10 @@ def read_lines(path: Path) -> list[str]:
 def read_json(path: Path) -> Any:
     """The content of a JSON file in UTF-8; raises ValueError, naming the file, if it cannot be read."""
     text = read_text(path)
-    try:
+    with explained(
+        lambda reason: f"{path} is not complete JSON ({reason}): use another copy.", (ValueError, RecursionError)
+    ):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not complete JSON ({reason_of(error)}): use another copy.") from None
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from linvit.data.images.small import SIDE, Cifar, Digits
 from linvit.data.order import Batches
 from linvit.data.source import Content, Contents, Source, Workers
 from linvit.errors import SettingError
-from linvit.files import check_writable, reason_of, replacing, user_path, write_json
+from linvit.files import check_writable, explained, replacing, user_path, write_json
 from linvit.ranges import Count, Range, Seed, Share, check
 
 ABOUT = "latents.json"
@@ -141,14 +141,13 @@ class Latents(Source):
         super().__init__(batch_size, seed, num_workers)
         self.root = user_path(root)
         path = self.root / ABOUT
-        try:
+        damaged = (
+            f"{path} is missing or damaged: set `root` to a folder that make_latents wrote, or make the latents again,"
+            " complete files are kept."
+        )
+        with explained(damaged, (ValueError, KeyError, TypeError), SettingError):
             about = {"shift": 0.0} | read_json(path)  # earlier files have none
             check(STORED, {name: about[name] for name in STORED})
-        except (ValueError, KeyError, TypeError) as error:
-            raise SettingError(
-                f"{path} is missing or damaged: set `root` to a folder that make_latents wrote, or make the latents"
-                " again, complete files are kept."
-            ) from error
         self.class_names, self.scale, self.shift = about["class_names"], about["scale"], about["shift"]
         self.shape = (2, 2 * about["channels"], *about["size"])
         height, width = about["size"]
@@ -218,12 +217,10 @@ class LatentFile(Dataset[Any]):
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Raises ValueError for a file that is not regular, or is damaged in what is read of it meanwhile."""
-    try:
+    sentence = f"{path} is damaged: delete it and make the latents again, the other files are kept."
+    with explained(sentence, (SafetensorError, OSError)):
         check_regular(path)
         yield
-    except (SafetensorError, OSError) as error:
-        sentence = f"{path} is damaged: delete it and make the latents again, the other files are kept."
-        raise ValueError(sentence) from error
 
 
 def make_latents(
@@ -301,17 +298,15 @@ def _squared(image: Image.Image, size: int) -> Tensor:
 @cache
 def open_autoencoder(name: str) -> tuple[Any, torch.device]:
     """The AutoencoderKL in a folder, or of a name on the Hugging Face hub, which is downloaded, and its device."""
-    try:
+    with explained("Latents need diffusers, which is not installed: pip install 'linvit[generation]'.", ImportError):
         from diffusers import AutoencoderKL
-    except ImportError as error:
-        raise ValueError("Latents need diffusers, which is not installed: pip install 'linvit[generation]'.") from error
-    try:
+    with explained(
+        lambda reason: (
+            f"The autoencoder {name} cannot be read ({reason}): set it to a folder that diffusers wrote, or a name on"
+            " the Hugging Face hub."
+        )
+    ):
         autoencoder = AutoencoderKL.from_pretrained(name)
-    except Exception as error:  # the library raises many classes of errors
-        raise ValueError(
-            f"The autoencoder {name} cannot be read ({reason_of(error)}): set it to a folder"
-            " that diffusers wrote, or a name on the Hugging Face hub."
-        ) from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return autoencoder.to(device).eval(), device
 

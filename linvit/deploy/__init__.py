@@ -17,7 +17,7 @@ from linvit.deploy.graph import OnPixels, exported, sample, traced
 from linvit.deploy.int8 import quantized, write_sensitivity
 from linvit.deploy.runtimes import MANIFEST, PACKAGE, Session, silent_stderr
 from linvit.errors import SettingError
-from linvit.files import check_output_file, check_writable, reason_of
+from linvit.files import check_output_file, check_writable, explained
 from linvit.fusion import fuse
 
 WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
@@ -161,14 +161,17 @@ def _answers(
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
-        try:
-            with silent_stderr():
-                outputs = session(batch)
-        except Exception as error:  # runtimes raise errors of many classes
-            raise SettingError(
-                f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size`, another"
-                " format, or `dynamic=False` if the file is for any size."
-            ) from error
+        with (
+            explained(
+                lambda reason: (
+                    f"{format.name} cannot run this network at its size ({reason}): try a larger `size`, another"
+                    " format, or `dynamic=False` if the file is for any size."
+                ),
+                raised=SettingError,
+            ),
+            silent_stderr(),
+        ):
+            outputs = session(batch)
         yield expected, outputs
 
 

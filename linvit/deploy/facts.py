@@ -11,7 +11,7 @@ from torch import nn
 
 from linvit.data.images.augmented import INTERPOLATIONS
 from linvit.data.images.image import Deviation
-from linvit.files import reason_of
+from linvit.files import explained
 from linvit.ranges import Amount, Count, OneOf, Range, check, declared
 
 BACKBONE = "backbone"
@@ -126,7 +126,11 @@ def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
     """The facts in JSON; raises FactsError, naming the file, if they are missing or damaged."""
     if text is None:
         raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
-    try:
+    with explained(
+        lambda reason: f"What {path} says about itself is damaged ({reason}): export it again.",
+        (ValueError, KeyError, TypeError),
+        FactsError,
+    ):
         values = json.loads(text)
         kind: Any = SequenceFacts if values["task"] in SEQUENCES else Facts
         values = {name: values[name] for name in declared(kind)}
@@ -134,8 +138,6 @@ def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
         facts: Facts | SequenceFacts = kind(
             **{key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise FactsError(f"What {path} says about itself is damaged ({reason_of(error)}): export it again.") from error
     return facts
 
 

@@ -17,7 +17,7 @@ from linvit.deploy import runtimes
 from linvit.deploy.facts import Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.runtimes import PACKAGE, Names, Session
 from linvit.errors import SettingError
-from linvit.files import reason_of
+from linvit.files import explained, reason_of
 
 FLOAT32 = ("float32",)
 ONNX = ("onnx", "onnxscript")
@@ -120,14 +120,15 @@ def session_of(
     precision: str = "float32",
 ) -> Session | None:
     """The session of a program, written to a file of the format; None if the runtime does not run on this system."""
-    try:
+    with explained(
+        lambda reason: (
+            f"{format.name} cannot take this network ({reason}): try another format, or `dynamic=False` if the file is"
+            " for any size."
+        ),
+        raised=SettingError,
+    ):
         format.write(program, facts, path, inputs, outputs)
         return format.open(path, threads, precision)[1]
-    except Exception as error:  # converters raise errors of many classes
-        raise SettingError(
-            f"{format.name} cannot take this network ({reason_of(error)}): try another format, or `dynamic=False` if"
-            " the file is for any size."
-        ) from error
 
 
 def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFacts, Session]:
@@ -179,11 +180,9 @@ class FileSession:
     session: Session
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        try:
+        name = FORMATS[self.path.suffix].name
+        with explained(lambda reason: f"{name} cannot run {self.path} ({reason}): export it again."):
             outputs = self.session(*inputs)
-        except Exception as error:  # runtimes raise errors of many classes
-            name = FORMATS[self.path.suffix].name
-            raise ValueError(f"{name} cannot run {self.path} ({reason_of(error)}): export it again.") from error
         if len(outputs) != len(self.facts.outputs) or not all(output.dim() for output in outputs):
             described = len(self.facts.outputs)
             raise FactsError(f"{self.path} has {len(outputs)} outputs, but describes {described}: export it again.")

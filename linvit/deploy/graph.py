@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn.functional import conv2d
 
-from linvit.files import reason_of
+from linvit.files import explained
 
 aten = torch.ops.aten
 POOLING, CUMMAX = aten.adaptive_avg_pool2d.default, aten.cummax.default
@@ -53,13 +53,15 @@ def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ..
     """
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK
-    try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`create_unbacked_symint`", FutureWarning)  # torchvision's suppression
-            program = torch.export.export(network, inputs, dynamic_shapes=shapes)
-    except Exception as error:  # torch.export raises errors of many classes
-        way = " for any size: set `dynamic=False`" if shapes else ": torch.export must be able to follow it"
-        raise ValueError(f"The network cannot be exported{way} ({reason_of(error)}).") from error
+    way = " for any size: set `dynamic=False`" if shapes else ": torch.export must be able to follow it"
+    with (
+        explained(lambda reason: f"The network cannot be exported{way} ({reason})."),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "`create_unbacked_symint`", FutureWarning)  # torchvision's suppression
+        program = torch.export.export(network, inputs, dynamic_shapes=shapes)
     targets = {node.target for node in program.graph.nodes if node.target is not POOLING or max(node.args[1]) > 1}
     if shapes and (missing := {target: by for target, by in WITHOUT_ONNX.items() if target in targets}):
         program = program.run_decompositions(missing)

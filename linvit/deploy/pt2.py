@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from linvit.deploy.facts import FactsError
+from linvit.errors import refuse
 
 SIZES = "add sub mul floordiv truediv mod neg getitem eq ne lt le gt ge"
 ATEN = """
@@ -161,10 +162,11 @@ def read(path: Path) -> tuple[str | None, Program]:
     """The facts in a .pt2 file, as text, and its program."""
     with ZipFile(path) as archive:
         entries = archive.infolist()
-        if any(entry.compress_type != ZIP_STORED for entry in entries):
-            raise ValueError("its entries are compressed, but linvit writes them uncompressed")
-        if sum(entry.file_size for entry in entries) > path.stat().st_size:
-            raise ValueError("its entries are larger than the file")
+        refuse(
+            any(entry.compress_type != ZIP_STORED for entry in entries)
+            and "its entries are compressed, but linvit writes them uncompressed",
+            sum(entry.file_size for entry in entries) > path.stat().st_size and "its entries are larger than the file",
+        )
         names = {entry.filename.partition("/")[2]: entry.filename for entry in entries}
         if any(name.startswith("data/aotinductor/") for name in names):
             raise FactsError(

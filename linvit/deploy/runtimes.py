@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from linvit.deploy import pt2
 from linvit.deploy.facts import KEY
 from linvit.deploy.graph import for_xnnpack
+from linvit.files import explained
 
 Names = Sequence[str]
 Session = Callable[..., tuple[Tensor, ...]]
@@ -163,13 +164,12 @@ def check_compiler() -> None:
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
-    try:
+    missing = (
+        "AOTInductor needs a C++ compiler, but none was found: install g++ or clang, or name one in the environment"
+        " variable CXX."
+    )
+    with explained(missing, InvalidCxxCompiler, ImportError):
         get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise ImportError(
-            "AOTInductor needs a C++ compiler, but none was found: install g++ or clang, or name one in the environment"
-            " variable CXX."
-        ) from error
 
 
 def write_compiled(program: ExportedProgram, facts: str, path: Path, inputs: Names, outputs: Names) -> None:

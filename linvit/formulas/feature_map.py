@@ -162,16 +162,13 @@ def sees_one_token(feature_map: FeatureMap) -> bool:
 
 def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
     """The function of that name; or the given function, whose results are then checked."""
-    if isinstance(feature_map, str):
-        if feature_map not in FEATURE_MAPS:
-            raise ValueError(
-                f"`feature_map` is {feature_map!r}, expected a function or one of {', '.join(FEATURE_MAPS)}"
-            )
+    if isinstance(feature_map, str) and feature_map in FEATURE_MAPS:
         return FEATURE_MAPS[feature_map]
     if not callable(feature_map):
-        raise TypeError(
-            f"`feature_map` is {kind(feature_map)}, expected a function, one of {', '.join(FEATURE_MAPS)}, or a pair "
-            "of these: the queries' and the keys'"
+        got = repr(feature_map) if isinstance(feature_map, str) else kind(feature_map)
+        raise ValueError(
+            f"`feature_map` is {got}, expected a function, one of {', '.join(FEATURE_MAPS)}, or a pair of these: the "
+            "queries' and the keys'"
         )
     return feature_map if feature_map in FEATURE_MAPS.values() else partial(_keeping_form, feature_map)
 
@@ -193,9 +190,8 @@ def query_and_key_map(
     """The feature maps of queries and keys: the same one unless a pair is given.
 
     Raises:
-        TypeError: for anything but a name, a function or a pair of these.
-        ValueError: for an unknown name, a list that is not a pair, or a map across tokens unless every query sees
-            every token.
+        ValueError: for anything but a known name, a function or a pair of these, or a map across tokens unless every
+            query sees every token.
     """
     pair = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     if len(pair) != 2:

@@ -83,12 +83,11 @@ NORMALIZERS: dict[str, Normalizer] = {
 
 def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
     """The normalizer of that name; or the given function, whose results are then checked."""
-    if isinstance(normalizer, str):
-        if normalizer not in NORMALIZERS:
-            raise ValueError(f"`normalizer` is {normalizer!r}, expected a function or one of {', '.join(NORMALIZERS)}")
+    if isinstance(normalizer, str) and normalizer in NORMALIZERS:
         return NORMALIZERS[normalizer]
     if not callable(normalizer):
-        raise TypeError(f"`normalizer` is {kind(normalizer)}, expected a function or one of {', '.join(NORMALIZERS)}")
+        got = repr(normalizer) if isinstance(normalizer, str) else kind(normalizer)
+        raise ValueError(f"`normalizer` is {got}, expected a function or one of {', '.join(NORMALIZERS)}")
     return partial(_gain_and_level, normalizer)
 
 

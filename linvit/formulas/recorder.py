@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -157,21 +157,21 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
         if name in ASKING:
-            raise Untraceable(f"{self.place(name)} needs numbers that are not known before the kernel runs")
+            self.refuse(name, "needs numbers that are not known before the kernel runs")
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Untraceable(f"{self.place(name)} draws random numbers, and a formula is the same in every call")
+            self.refuse(name, "draws random numbers, and a formula is the same in every call")
         if not func._schema.is_mutable:
             return self.dispatch(func, name, args, kwargs)
         functional = functional_of(func, name)
         if functional is None:
-            raise Untraceable(f"{self.place(name)} writes into a tensor, and has no device code")
+            self.refuse(name, "writes into a tensor, and has no device code")
         changed = args[0]
         storage = changed.untyped_storage().data_ptr()
         others = [x.tensor for x in self.known.values() if x.tensor is not changed]
         known = self.known.get(id(changed))
         given = known is None or known.slot in self.outside.held or (known.value and known.value.op == "input")
         if given or any(x.untyped_storage().data_ptr() == storage for x in others):
-            raise Untraceable(f"{self.place(name)} writes into a tensor that is given, kept or a view of another")
+            self.refuse(name, "writes into a tensor that is given, kept or a view of another")
         result = self.dispatch(functional, name[:-1], args, kwargs)
         self.known[id(changed)] = self.known.pop(id(result))._replace(tensor=changed.copy_(result))
         return changed
@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):
         if not both and all(x.slot is not None for x in tensors):
             return self.outside_step(func, name, args, kwargs)
         if any(x.slot in self.outside.late for x in tensors):
-            raise Untraceable(f"{self.place(name)} mixes tokens")
+            self.refuse(name, "mixes tokens")
         if name in POINTWISE:
             return self.pointwise(func, name, args, kwargs)
         if name in REDUCTIONS:
@@ -200,9 +200,8 @@ class Recorder(TorchDispatchMode):
             out = decomposed(*args, **kwargs)
         self.call = call
         if out is NotImplemented:
-            raise Untraceable(
-                f"{self.place(name)} is no pointwise operation and no reduction over the channels of a head that the "
-                "kernels know"
+            self.refuse(
+                name, "is no pointwise operation and no reduction over the channels of a head that the kernels know"
             )
         return out
 
@@ -212,7 +211,7 @@ class Recorder(TorchDispatchMode):
         if any(self.is_wide(x.shape) for x in results if isinstance(x, Tensor)):
             if name == "expand":
                 return self.note(out, *self.entered(name, self.knowledge(args[0]), self.usual_axes(out.shape)))
-            raise Untraceable(f"{self.place(name)} makes a tensor that differs from token to token")
+            self.refuse(name, "makes a tensor that differs from token to token")
         args, kwargs = tree_map(self.in_step, (args, kwargs))
         slot = self.outside.add(func, args, kwargs)
         for index, result in enumerate(results):
@@ -236,9 +235,9 @@ class Recorder(TorchDispatchMode):
             if size > 1:
                 axis = names[place] or usual[place]
                 if axis not in ("heads", "width") or (axis == "heads" and sizes["width"] > 1):
-                    raise Untraceable(
-                        f"{self.place(name)} combines its argument with a tensor of shape "
-                        f"{tuple(known.tensor.shape)}, which is none for heads and width"
+                    shape = tuple(known.tensor.shape)
+                    self.refuse(
+                        name, f"combines its argument with a tensor of shape {shape}, which is none for heads and width"
                     )
                 names[place], sizes[axis] = axis, size
         assert known.slot is not None
@@ -259,19 +258,19 @@ class Recorder(TorchDispatchMode):
     def pointwise(self, func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
         out = func(*args, **kwargs)
         if out.dtype not in DTYPES:
-            raise Untraceable(f"{self.place(name)} gives {out.dtype}, and device code computes in float32")
+            self.refuse(name, f"gives {out.dtype}, and device code computes in float32")
         axes: list[str | None] = [None] * out.dim()
         operands = [self.knowledge(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for known in operands:
             for place, axis in enumerate(known.axes, out.dim() - len(known.axes)):
                 if axis is not None and axes[place] not in (None, axis):
-                    raise Untraceable(f"{self.place(name)} combines {axes[place]} with {axis}")
+                    self.refuse(name, f"combines {axes[place]} with {axis}")
                 axes[place] = axis or axes[place]
         names, values = tuple(axes), {}
         for known in operands:
             values[id(known.tensor)], names = self.entered(name, known, names)
         if len(set(filter(None, names))) < len(list(filter(None, names))):
-            raise Untraceable(f"{self.place(name)} combines every number of an axis with every other")
+            self.refuse(name, "combines every number of an axis with every other")
         slot = None
         if all(known.slot is not None for known in operands) and not self.is_wide(out.shape):
             slot = self.outside.add(func, *tree_map(self.in_step, (args, kwargs)))
@@ -290,8 +289,8 @@ class Recorder(TorchDispatchMode):
             return self.sum_over_tokens(func, known, args, kwargs)
         if axes & {"batch", "heads", "tokens"}:
             if axes & {"batch", "tokens"}:
-                raise Untraceable(f"{self.place(name)} combines tokens")
-            raise AcrossHeads(f"{self.place(name)} combines heads")
+                self.refuse(name, "combines tokens")
+            self.refuse(name, "combines heads", AcrossHeads)
         count = math.prod(known.tensor.shape[place] for place in places if known.axes[place] is None)
         value = number_of(known.value)
         if "width" in axes and value.axes & CHANNEL:
@@ -309,7 +308,7 @@ class Recorder(TorchDispatchMode):
     def sum_over_tokens(self, func: Any, known: Known, args: Any, kwargs: Any) -> Tensor:
         assert known.value is not None
         if any(axis not in (None, usual) for axis, usual in zip(known.axes, AXES, strict=False)) or len(known.axes) < 4:
-            raise Untraceable(f"{self.place('sum')} is over tokens whose axis was moved")
+            self.refuse("sum", "is over tokens whose axis was moved")
         slot = self.outside.hold(known.tensor)
         self.outside.late.add(slot)
         value = number_of(known.value)
@@ -324,7 +323,7 @@ class Recorder(TorchDispatchMode):
         known, out = self.knowledge(args[0]), func(*args, **kwargs)
         assert known.value is not None
         if out.dtype not in DTYPES:
-            raise Untraceable(f"{self.place(name)} gives {out.dtype}, and device code computes in float32")
+            self.refuse(name, f"gives {out.dtype}, and device code computes in float32")
         if name in SAME:
             return self.note(out, known.value, known.axes)
         probe = torch.empty(known.tensor.shape, device="meta")
@@ -332,25 +331,25 @@ class Recorder(TorchDispatchMode):
         by_place = dict(zip(zip(probe.shape, probe.stride(), strict=True), known.axes, strict=True))
         kept = {by_place.get(place) for place in zip(moved.shape, moved.stride(), strict=True)}
         if {"batch", "tokens"} <= kept and "heads" in known.axes and "heads" not in kept:
-            raise AcrossHeads(f"{self.place(name)} combines heads")
+            self.refuse(name, "combines heads", AcrossHeads)
         axes = []
         for size, stride, usual in zip(moved.shape, moved.stride(), self.usual_axes(moved.shape), strict=True):
             if size > 1 and stride and (size, stride) not in by_place:
-                raise Untraceable(f"{self.place(name)} cuts or joins axes")
+                self.refuse(name, "cuts or joins axes")
             axes.append(None if size == 1 else usual if stride == 0 else by_place[size, stride])
         if moved.numel() < probe.numel():
-            raise Untraceable(f"{self.place(name)} cuts or joins axes")
+            self.refuse(name, "cuts or joins axes")
         return self.note(out, known.value, tuple(axes))
 
-    def place(self, name: str) -> str:
-        """The operation of this name with the user's line that called it."""
-        frame = sys._getframe(1)
+    def refuse(self, name: str, fault: str, kind: type[Untraceable] = Untraceable) -> NoReturn:
+        """Raises Untraceable: the operation of this name with the user's line that called it, and its fault."""
+        frame, place = sys._getframe(1), "in the derivative"
         while frame.f_back is not None and frame.f_code.co_name != RUN:
             if not frame.f_code.co_filename.startswith(HIDDEN):
-                file = Path(frame.f_code.co_filename).name
-                return f"`{(self.call or name).strip('_')}` ({file}, line {frame.f_lineno})"
+                place = f"({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+                break
             frame = frame.f_back
-        return f"`{(self.call or name).strip('_')}` in the derivative"
+        raise kind(f"`{(self.call or name).strip('_')}` {place} {fault}")
 
 
 def functional_of(func: Any, name: str) -> Any:

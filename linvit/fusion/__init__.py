@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.arguments import check_dense, check_network
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.fusion import care, cuda, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
 from linvit.kernels import cpu
@@ -48,16 +48,15 @@ def fuse(model: nn.Module, form: str = "eager", *, for_device: str = "cpu") -> n
     """
     check_network("model", model)
     table = lookup("form", form, FORMS) | lookup("for_device", for_device, DEVICES)
-    if form == "graph" and for_device == "cuda":
-        raise SettingError(
-            "`form` 'graph' is for files of other runtimes, and `for_device` 'cuda' for torch: choose one"
-        )
     training = [name or "the model" for name, module in model.named_modules() if module.training]
-    if training:
-        raise SettingError(
-            f"`model` cannot be fused: {training[0]} is in train mode, where batch statistics and drop paths cannot be "
-            "folded, expected eval mode: call model.eval() first"
-        )
+    refuse(
+        form == "graph"
+        and for_device == "cuda"
+        and "`form` 'graph' is for files of other runtimes, and `for_device` 'cuda' for torch: choose one",
+        training
+        and f"`model` cannot be fused: {training[0]} is in train mode, where batch statistics and drop paths cannot be "
+        "folded, expected eval mode: call model.eval() first",
+    )
     with torch.no_grad():
         fused = _folded(deepcopy(model), table, {}).eval().requires_grad_(False)
     setattr(fused, "train", partial(_stay_in_eval_mode, fused))  # noqa: B010 - mypy lets no method be replaced otherwise

@@ -82,13 +82,12 @@ class Operator(nn.Module):
         changes: dict[str, Any] = {axis: value for axis, value in replacing.items() if value is not None}
         entry = mechanism_of(mechanism, place)
         axes = entry.axes_of(causal)
-        if entry.nonlinear != self.nonlinear:
-            raise SettingError(
-                f"`mechanism` is {mechanism!r}, which this layer cannot compute: choose its own mechanism"
-            )
-        if axes is None and changes:
-            raise SettingError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         refuse(
+            entry.nonlinear != self.nonlinear
+            and f"`mechanism` is {mechanism!r}, which this layer cannot compute: choose its own mechanism",
+            axes is None
+            and changes
+            and f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one",
             (axes is None or causal or place == "sequences")
             and blocks is not None
             and f"`mechanism` {mechanism!r} accepts no blocks here: choose a linear one, for images",

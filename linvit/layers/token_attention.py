@@ -9,7 +9,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.layers.attention import MODULATIONS
 from linvit.layers.checks import Device, Dtype, Rate, TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv
@@ -142,17 +142,14 @@ class TokenAttention(AttentionLayer):
         return self.operator.scores(query, key, value, rotary, feature_map=self.feature_map(), grid=grid)
 
     def _check_patches(self, x: Tensor, patches: ImagePatches) -> None:
-        if not self.mixes_sizes or self.operator.options is None or self.operator.blocks is not None:
-            raise ValueError(
-                f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
-                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala' without"
-                " blocks"
-            )
-        if x.shape[:2] != patches.valid.shape:
-            raise ValueError(
-                f"{type(self).__name__} got {x.shape[0]} × {x.shape[1]} tokens, expected those of the latest patches, "
-                f"{' × '.join(map(str, patches.valid.shape))}: run the backward pass of one batch before the next batch"
-            )
+        refuse(
+            (not self.mixes_sizes or self.operator.options is None or self.operator.blocks is not None)
+            and f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
+            "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala' without blocks",
+            x.shape[:2] != patches.valid.shape
+            and f"{type(self).__name__} got {x.shape[0]} × {x.shape[1]} tokens, expected those of the latest patches, "
+            f"{' × '.join(map(str, patches.valid.shape))}: run the backward pass of one batch before the next batch",
+        )
 
     def _rotation(self, x: Tensor, places: Places, rope: Tensor | None) -> Rotary | None:
         """The rotation of all tokens: timm's, which replaces that of the mechanism."""

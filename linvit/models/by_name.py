@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import timm
 from torch import nn
 
-from linvit.errors import SettingError, quoted
+from linvit.errors import SettingError, quoted, refuse
 from linvit.files import read_checkpoint
 from linvit.models import conformer, dit, sequence
 from linvit.ranges import Range, check, lookup
@@ -22,20 +22,21 @@ KNOWN = {**dict.fromkeys(RATES, Annotated[float, Range(0, below=1)] | None), "ch
 
 def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int) -> nn.Module:
     """timm.create_model(**model) for the data's classes and channels; raises ValueError if they contradict."""
-    arguments = dict(model)
+    given = {"num_classes": num_classes, "in_chans": channels}
+    arguments = {**given, **model}
     name = arguments.pop("name", None)
-    if not name:
-        raise SettingError("`name` is missing: set it to a model that `linvit models` lists.")
     config = arguments.get("pretrained_cfg")
-    pools = [given.get("global_pool") for given in (arguments, config) if isinstance(given, Mapping)]
-    if arguments.get("features_only") or isinstance(config, str) or "" in pools:
-        raise SettingError(
-            "A classifier cannot be created with `features_only`, an empty `global_pool`, or text as `pretrained_cfg`:"
-            " remove them."
-        )
-    for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
-        if arguments.setdefault(key, needed) != needed:
-            raise SettingError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
+    pools = [settings.get("global_pool") for settings in (arguments, config) if isinstance(settings, Mapping)]
+    refuse(
+        (arguments.get("features_only") or isinstance(config, str) or "" in pools)
+        and "A classifier cannot be created with `features_only`, an empty `global_pool`, or text as `pretrained_cfg`:"
+        " remove them.",
+        *(
+            arguments[key] != number
+            and f"`{key}` is {arguments[key]} but the data has {number}: remove it, the data sets it."
+            for key, number in given.items()
+        ),
+    )
     with known_arguments(name, arguments):
         return timm.create_model(name, **arguments)
 
@@ -101,7 +102,9 @@ def bundled_names() -> list[str]:
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
     if not isinstance(name, str):
-        raise SettingError(f"`name` is {quoted(name)}, expected the name of a model: `linvit models` lists ours.")
+        raise SettingError(
+            f"`name` is {quoted(name)}, expected the name of a model: set it to one that `linvit models` lists."
+        )
     if ":" in name:
         raise ValueError(
             f"The model {name!r} would be read from a hub or a folder: download its weights yourself, and give an"

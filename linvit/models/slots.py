@@ -20,6 +20,7 @@ from timm.models.vision_transformer_sam import Block as SamBlock
 from timm.models.vision_transformer_sam import VisionTransformerSAM, window_partition, window_unpartition
 from torch import Tensor, nn
 
+from linvit.errors import refuse
 from linvit.layers.grid import CurrentGrid
 from linvit.layers.swapped import FlatAttention, GlobalSwinBlock, GridNaFlexEmbeds, GridPatchEmbed
 from linvit.layers.token_attention import TokenAttention
@@ -261,12 +262,12 @@ def _pvt_slots(model: PyramidVisionTransformerV2) -> Slots:
 
 def required(module: object, layer: Any, name: str | None = None) -> Any:
     """The module, if it is one of these layers; ValueError if not, also for one that was swapped already."""
-    if isinstance(module, TokenAttention | GlobalSwinBlock | FlatAttention):
-        raise ValueError("the attention of the model has been swapped already: create the model again")
-    if not isinstance(module, layer):
-        raise ValueError(
-            f"a block has a {type(module).__name__}, expected timm's {name or layer.__name__}: it cannot be swapped"
-        )
+    refuse(
+        isinstance(module, TokenAttention | GlobalSwinBlock | FlatAttention)
+        and "the attention of the model has been swapped already: create the model again",
+        not isinstance(module, layer)
+        and f"a block has a {type(module).__name__}, expected timm's {name or layer.__name__}: it cannot be swapped",
+    )
     return module
 
 

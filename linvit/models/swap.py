@@ -160,17 +160,15 @@ def swap_attention(
 def _swap_by_name(
     model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any] | None
 ) -> nn.Module:
-    if attention:
-        raise SettingError(
-            f"`attention` has {next(iter(attention))!r}, but the layers of {type(model).__name__} stay those of "
-            "transformers: leave it out."
-        )
     count = len(attention_layers(model))
-    if not count:
-        raise SettingError(
-            f"`model` is a {type(model).__name__}, expected a network whose own attention uses the interface of "
-            "transformers: choose another, or one of its towers, such as its `vision_tower`."
-        )
+    refuse(
+        attention
+        and f"`attention` has {next(iter(attention))!r}, but the layers of {type(model).__name__} stay those of "
+        "transformers: leave it out.",
+        not count
+        and f"`model` is a {type(model).__name__}, expected a network whose own attention uses the interface of "
+        "transformers: choose another, or one of its towers, such as its `vision_tower`.",
+    )
     letters = each_letter(pattern, count)
     if "L" in letters:
         set_attention(model, mechanism, letters)

@@ -43,10 +43,9 @@ def kernel_for(
     recorded that they are exact there, on a CPU the C++ kernel if the wheel brought it along or once
     `linvit.kernels.cpu.build` has been called. The first large call that misses it says so in the log.
     """
-    if not isinstance(backend, str):
-        raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
-    if backend not in BACKENDS:
-        raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        got = repr(backend) if isinstance(backend, str) else kind(backend)
+        raise ValueError(f"`backend` is {got}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch":
         return None
     home = _ready(query, options.get("causal")) if backend == "auto" else None

@@ -41,10 +41,13 @@ def check_call(
     tensors: dict[str, Any] = {"query": query, "key": key, "value": value}
     if isinstance(weighting, Tensor):
         tensors["weighting"] = weighting
-    elif not isinstance(weighting, str) and (isinstance(weighting, type) or not callable(weighting)):
-        raise TypeError(
-            f"`weighting` is {kind(weighting)}, expected a tensor, a function or one of {', '.join(WEIGHTINGS)}"
-        )
+    elif (
+        weighting not in WEIGHTINGS
+        if isinstance(weighting, str)
+        else isinstance(weighting, type) or not callable(weighting)
+    ):
+        got = repr(weighting) if isinstance(weighting, str) else kind(weighting)
+        raise ValueError(f"`weighting` is {got}, expected a tensor, a function or one of {', '.join(WEIGHTINGS)}")
     if rotary is not None:
         if not isinstance(rotary, Rotary):
             raise TypeError(
@@ -69,12 +72,20 @@ def check_call(
         if not is_number or not 0 <= eps < math.inf:
             raise ValueError(f"`eps` is {eps if is_number else kind(eps)}, expected a number of 0 or more")
     if isinstance(weighting, str):
-        _check_rule(weighting, causal)
-        if weighting == "query_mean" and key_mask is not None and queries != tokens:
-            raise ValueError(
-                f"`weighting` is 'query_mean' with a `key_mask`, {queries} queries and {tokens} keys, expected as many "
-                "queries as keys, because the queries of masked tokens must not enter the mean"
-            )
+        refuse(
+            causal
+            and weighting == "query_mean"
+            and "`weighting` is 'query_mean', which has no causal form because its weights need all the queries: use "
+            "weighting='prefix_query_mean'",
+            not causal
+            and weighting == "prefix_query_mean"
+            and "`weighting` is 'prefix_query_mean', which is causal: pass causal=True, or use weighting='query_mean'",
+            weighting == "query_mean"
+            and key_mask is not None
+            and queries != tokens
+            and f"`weighting` is 'query_mean' with a `key_mask`, {queries} queries and {tokens} keys, expected as many "
+            "queries as keys, because the queries of masked tokens must not enter the mean",
+        )
     elif isinstance(weighting, Tensor):
         _check_weights(weighting, key)
     elif causal or cu_seqlens is not None:
@@ -231,54 +242,43 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
                 "float64: convert one"
             )
     batch, heads, tokens, width = key.shape
-    of_queries = query.shape
-    if of_queries[0] != batch or of_queries[1] != heads or of_queries[3] != width:
-        raise ValueError(
-            f"`key` has shape {tuple(key.shape)} and `query` {tuple(of_queries)}, expected the same batch, heads and "
-            "width"
-        )
-    of_values = value.shape
-    if of_values[0] != batch or of_values[1] != heads or of_values[2] != tokens:
-        raise ValueError(
-            f"`value` has shape {tuple(of_values)} and `key` {tuple(key.shape)}, expected the same batch, heads and "
-            "tokens"
-        )
+    of_queries, of_values = query.shape, value.shape
+    refuse(
+        (of_queries[0] != batch or of_queries[1] != heads or of_queries[3] != width)
+        and f"`key` has shape {tuple(key.shape)} and `query` {tuple(of_queries)}, expected the same batch, heads and "
+        "width",
+        (of_values[0] != batch or of_values[1] != heads or of_values[2] != tokens)
+        and f"`value` has shape {tuple(of_values)} and `key` {tuple(key.shape)}, expected the same batch, heads and "
+        "tokens",
+    )
 
 
 def _check_blocks(causal: object, block_size: object, has_mixing: bool) -> None:
-    if not isinstance(causal, bool) and (not isinstance(causal, str) or causal != "block"):
-        got = repr(causal) if isinstance(causal, str) else kind(causal)
-        raise ValueError(f"`causal` is {got}, expected True, False or 'block'")
     is_size = isinstance(block_size, int | torch.SymInt) and not isinstance(block_size, bool)
-    if (causal == "block" or (causal and has_mixing)) and not (is_size and block_size >= 1):  # type: ignore[operator]
-        size = block_size if is_size else kind(block_size)
-        raise ValueError(f"`block_size` is {size} with causal={causal!r}, expected a whole number of 1 or more")
-    if causal != "block" and block_size is not None and not (causal and has_mixing):
-        raise ValueError(f"`block_size` is {block_size} with causal={causal}, expected None: pass causal='block'")
-
-
-def _check_rule(weighting: str, causal: bool | str) -> None:
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"`weighting` is {weighting!r}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
-    if causal and weighting == "query_mean":
-        raise ValueError(
-            "`weighting` is 'query_mean', which has no causal form because its weights need all the queries: use "
-            "weighting='prefix_query_mean'"
-        )
-    if not causal and weighting == "prefix_query_mean":
-        raise ValueError(
-            "`weighting` is 'prefix_query_mean', which is causal: pass causal=True, or use weighting='query_mean'"
-        )
+    is_block = isinstance(causal, str) and causal == "block"
+    has_blocks = is_block or (causal is True and has_mixing)
+    refuse(
+        not isinstance(causal, bool)
+        and not is_block
+        and f"`causal` is {repr(causal) if isinstance(causal, str) else kind(causal)}, expected True, False or 'block'",
+        has_blocks
+        and not (is_size and block_size >= 1)  # type: ignore[operator]
+        and f"`block_size` is {block_size if is_size else kind(block_size)} with causal={causal!r}, expected a "
+        "whole number of 1 or more",
+        not has_blocks
+        and block_size is not None
+        and f"`block_size` is {block_size} with causal={causal}, expected None: pass causal='block'",
+    )
 
 
 def _check_weights(weighting: Tensor, key: Tensor) -> None:
-    if weighting.dtype not in (*COUNTS, *FLOATS):
-        raise ValueError(f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it")
-    if weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]):
-        raise ValueError(
-            f"`weighting` has shape {tuple(weighting.shape)}, expected weights that broadcast to "
-            f"(batch, heads, tokens) = {tuple(key.shape[:3])} of `key`"
-        )
+    refuse(
+        weighting.dtype not in (*COUNTS, *FLOATS)
+        and f"`weighting` is {weighting.dtype}, expected whole or floating-point numbers: convert it",
+        (weighting.ndim > 3 or not _expands(weighting.shape, key.shape[:3]))
+        and f"`weighting` has shape {tuple(weighting.shape)}, expected weights that broadcast to "
+        f"(batch, heads, tokens) = {tuple(key.shape[:3])} of `key`",
+    )
 
 
 def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
@@ -298,26 +298,26 @@ def _check_rotary(rotary: Rotary, query: Tensor, key: Tensor) -> None:
 
 def _check_packed(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
     shape, dtype = cu_seqlens.shape, cu_seqlens.dtype
-    if len(shape) != 1 or shape[0] < 2 or dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"`cu_seqlens` is {dtype} of shape {tuple(shape)}, expected {PACKED}")
-    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"`cu_seqlens` is given with queries of shape {tuple(query.shape)} and keys of shape {tuple(key.shape)}, "
-            "expected (1, heads, tokens, width) with equally many of both: put the sequences one after another"
-        )
+    refuse(
+        (len(shape) != 1 or shape[0] < 2 or dtype not in (torch.int32, torch.int64))
+        and f"`cu_seqlens` is {dtype} of shape {tuple(shape)}, expected {PACKED}",
+        (query.shape[0] != 1 or query.shape[2] != key.shape[2])
+        and f"`cu_seqlens` is given with queries of shape {tuple(query.shape)} and keys of shape {tuple(key.shape)}, "
+        "expected (1, heads, tokens, width) with equally many of both: put the sequences one after another",
+    )
     if not at_hand(cu_seqlens):
         return
     first, *_, last = lengths = cu_seqlens.tolist()
-    if first != 0 or last != query.shape[2]:
-        raise ValueError(
-            f"`cu_seqlens` goes from {first} to {last}, expected from 0 to {query.shape[2]}, the number of tokens"
-        )
-    for i, (begin, end) in enumerate(pairwise(lengths)):
-        if end < begin:
-            raise ValueError(
-                f"`cu_seqlens` decreases from {begin} to {end} after entry {i}, expected the first token of each "
-                "sequence in order: sum the lengths up"
-            )
+    refuse(
+        (first != 0 or last != query.shape[2])
+        and f"`cu_seqlens` goes from {first} to {last}, expected from 0 to {query.shape[2]}, the number of tokens",
+        *(
+            end < begin
+            and f"`cu_seqlens` decreases from {begin} to {end} after entry {i}, expected the first token of each "
+            "sequence in order: sum the lengths up"
+            for i, (begin, end) in enumerate(pairwise(lengths))
+        ),
+    )
 
 
 def _expands(shape: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -96,9 +96,10 @@ def linear_attention(
         results are float32 (float64 for float64 inputs), under autocast too.
 
     Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for an unknown name, shapes, dtypes, devices or masks that do not fit together, a combination
-            without a causal (or bidirectional) form, or a kernel that cannot run; the message says what to use.
+        TypeError: for an argument that is no tensor or Rotary.
+        ValueError: for anything but a known name where one is expected, shapes, dtypes, devices or masks that do not
+            fit together, a combination without a causal (or bidirectional) form, or a kernel that cannot run; the
+            message says what to use.
 
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.

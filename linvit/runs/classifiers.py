@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from linvit.data.images.image import CorruptImageError, Preprocessing, naming
 from linvit.data.source import Source
+from linvit.files import check_output_file
 from linvit.models.by_name import create_classifier
 from linvit.runs.analyze import ImageRun, Subject
 from linvit.runs.images import find_images, in_strips, read_image
-from linvit.runs.predictions import ClassPrediction, Predictions, check_output
+from linvit.runs.predictions import ENDINGS, ClassPrediction, Predictions
 from linvit.runs.progress import tracked
 
 BATCH, WAITING = 32, 128
@@ -52,7 +53,7 @@ class ClassifierRun(ImageRun):
         probable: from logits (classes,) the probabilities and indices of the classes to name, most probable first.
         strips: None, or options of `linvit.run_in_strips` to read each image at its own size, strip by strip.
         """
-        path = None if output is None else check_output(output)
+        path = None if output is None else check_output_file(output, ENDINGS)
         items, unreadable = find_images(inputs)
         network, device = self.placed_network(weights)
         shown = tracked(items, "Predicting", progress=progress)

@@ -20,7 +20,18 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from linvit.errors import refuse
-from linvit.files import BEST, LAST, LOCK, locked, read_checkpoint, reason_of, remove_leftovers, replacing, write_csv
+from linvit.files import (
+    BEST,
+    LAST,
+    LOCK,
+    explained,
+    locked,
+    read_checkpoint,
+    reason_of,
+    remove_leftovers,
+    replacing,
+    write_csv,
+)
 from linvit.ranges import allows
 from linvit.runs.progress import remedies, waiting
 from linvit.tasks.measures import column, line
@@ -223,11 +234,14 @@ def read_curves(folder: Path) -> list[dict[str, float]]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error
+    with (
+        explained(
+            lambda reason: f"The training curves in {path} are damaged ({reason}): remove the file.",
+            (ValueError, TypeError, csv.Error),
+        ),
+        path.open(newline="", encoding="utf-8") as file,
+    ):
+        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 @contextlib.contextmanager

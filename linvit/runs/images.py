@@ -26,7 +26,7 @@ from linvit.data.images.image import (
     open_image,
 )
 from linvit.data.source import Source
-from linvit.files import replacing, user_path
+from linvit.files import explained, replacing, user_path
 from linvit.ranges import check, check_names
 from linvit.runs.predictions import untaken_name
 from linvit.runs.trained import Trained
@@ -246,12 +246,9 @@ def in_strips(
 
 def check_pyramids() -> None:
     """Raises ImportError without pyvips, which writes TIFF pyramids."""
-    try:
+    missing = "A label map of a large image is written as a TIFF pyramid by pyvips: `pip install 'linvit[stream]'`."
+    with explained(missing, ImportError, ImportError):
         importlib.import_module("pyvips")
-    except ImportError as error:
-        raise ImportError(
-            "A label map of a large image is written as a TIFF pyramid by pyvips: `pip install 'linvit[stream]'`."
-        ) from error
 
 
 def save_pyramid(labels: StoredMap, height: int, label_of: Sequence[int], path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from linvit.errors import SettingError
 from linvit.files import check_output_file, write_csv, write_text
+
+ENDINGS = (".csv", ".json")  # of files of predictions
 
 
 class Prediction(Protocol):
@@ -159,15 +160,8 @@ class Predictions(Sequence[Row]):
 
     def save(self, path: str | Path) -> None:
         """Writes a .csv or .json file; raises ValueError for another ending."""
-        path = check_output(path)
-        self.to_csv(path) if path.suffix == ".csv" else self.to_json(path)
-
-
-def check_output(path: str | Path) -> Path:
-    """The checked path; raises ValueError for endings other than .csv and .json, and as `check_output_file`."""
-    if Path(path).suffix not in (".csv", ".json"):
-        raise SettingError(f"`output` is {path}, expected a .csv or .json file: change the ending.")
-    return check_output_file(path)
+        path = check_output_file(path, ENDINGS)
+        self.to_csv(path) if path.suffix.lower() == ".csv" else self.to_json(path)
 
 
 def untaken_name(file: str, taken: set[str]) -> str:

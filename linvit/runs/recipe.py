@@ -13,6 +13,7 @@ from lightning.pytorch.plugins import Precision
 
 from linvit.data.source import Source
 from linvit.errors import SettingError, keys_of, quoted, refuse
+from linvit.files import explained
 from linvit.ranges import Count, Filled, Seed, arguments, check, check_names, completed, declared, lookup, plain
 from linvit.runs import trainer as trainers
 from linvit.runs.evaluate import check_size, check_teacher
@@ -109,12 +110,9 @@ class Recipe:
     @property
     def folder(self) -> Path:
         """The run's folder; a leading ~ is the home."""
-        try:
+        homeless = f"folder is {self.values['folder']!r}, of a user who has no home here: write it out."
+        with explained(homeless, RuntimeError):
             return Path(self.values["folder"]).expanduser()
-        except RuntimeError as error:
-            raise ValueError(
-                f"folder is {self.values['folder']!r}, of a user who has no home here: write it out."
-            ) from error
 
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""

@@ -16,6 +16,7 @@ import yaml
 from linvit.bundled import find_recipe
 from linvit.data.disk import read_text
 from linvit.errors import SettingError, quoted
+from linvit.files import explained
 
 LARGEST = 2**20  # bytes
 DEEPEST = 16  # keys of keys in an override
@@ -85,12 +86,11 @@ def parsed_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"The override {override!r} has no value: write key=value, trainer.max_epochs=3 for example.")
-    try:
+    with explained(
+        lambda reason: f"The value of the override {quoted(override)} is not valid YAML ({reason}): correct it.",
+        ValueError,
+    ):
         return key, _with_hashes(load_yaml(text.replace("#", HASH)))  # no # begins a comment
-    except ValueError as error:
-        raise ValueError(
-            f"The value of the override {quoted(override)} is not valid YAML ({error}): correct it."
-        ) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -100,10 +100,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST:
         raise SettingError(f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.")
     text = read_text(path)
-    try:
+    with explained(lambda reason: f"The recipe {path} is not valid YAML ({reason}): correct it.", ValueError):
         values = load_yaml(text)
-    except ValueError as error:
-        raise ValueError(f"The recipe {path} is not valid YAML ({error}): correct it.") from error
     if not isinstance(values, dict):
         raise ValueError(f"The recipe {path} contains no `key: value` pairs: `linvit recipes` lists examples.")
     return values

@@ -11,7 +11,7 @@ from linvit.analysis.report import PAGE
 from linvit.data.source import Source
 from linvit.deploy import Exported
 from linvit.errors import refuse
-from linvit.files import check_output_file
+from linvit.files import check_output_file, explained
 from linvit.models.by_name import create
 from linvit.ranges import Range, as_tuple, check, check_entries, check_names, declared
 from linvit.runs.evaluate import Measures, evaluate
@@ -210,10 +210,10 @@ class NamedRun(Run):
         refuse(
             not name and f"The model needs a `name`: set it to one that `linvit models --task {cls.task_name}` lists."
         )
-        try:
+        with explained(
+            lambda reason: f"An argument of the model {name} has the wrong type ({reason}): change it.", TypeError
+        ):
             return create(name, num_classes, family=cls.family, **arguments)
-        except TypeError as error:
-            raise ValueError(f"An argument of the model {name} has the wrong type ({error}): change it.") from error
 
     @classmethod
     def title(cls, model: dict[str, Any], network: nn.Module) -> str:

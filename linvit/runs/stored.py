@@ -20,8 +20,8 @@ from linvit.deploy.facts import BACKBONE, DETECTIONS, FactsError, SequenceFacts
 from linvit.deploy.formats import opened
 from linvit.deploy.runtimes import Session
 from linvit.deploy.sequences import cache_of, zeros
-from linvit.errors import SettingError
-from linvit.files import BEST, LAST, read_checkpoint, reason_of
+from linvit.errors import SettingError, refuse
+from linvit.files import BEST, LAST, explained, read_checkpoint, reason_of
 from linvit.models.by_name import create_classifier
 from linvit.ranges import (
     Amount,
@@ -97,13 +97,12 @@ def run_of_checkpoint(path: Path) -> Run:
     kept = {key: recipe["task"][key] for key in ("ema_decay", *run_class.kept)}
     task = run_class.create_task(network, count, channels, **kept)
     name = run_class.title(model, network)
-    try:
+    misfits = (
+        f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by a"
+        " version in which that model was another."
+    )
+    with explained(misfits, RuntimeError):
         task.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
-            " a version in which that model was another."
-        ) from error
     facts = {name: about[name] for name in run_class.stored_facts if name in about}
     return run_class(task, about["class_names"], preprocessing, path, name, recipe, facts)
 
@@ -174,16 +173,16 @@ def _run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run
             f"{path} does not say how its {facts.inputs[0]} are made, because its network has no run of language or"
             " speech: open it with `linvit.deploy.formats.opened`."
         )
-    try:
+    with explained(
+        lambda reason: f"What {path} says about its preprocessing and states is damaged ({reason}): export it again.",
+        (KeyError, TypeError, ValueError, RuntimeError),
+        FactsError,
+    ):
         stored = {field.name: facts.preprocessing[field.name] for field in fields(run.preprocessing_class)}
         preprocessing = run.create_preprocessing(stored)
         cache_of(zeros(facts.states, 1))
-        if len(facts.class_names) not in (0, facts.logits):
-            raise ValueError(f"{len(facts.class_names)} names for {facts.logits} logits")
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FactsError(
-            f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."
-        ) from error
+        names = len(facts.class_names)
+        refuse(names not in (0, facts.logits) and f"{names} names for {facts.logits} logits")
     network = ExportedDecoder if facts.task == "language" else ExportedConformer
     task = run.create_task(network(path, facts, session), facts.logits)
     return run(task, list(facts.class_names), preprocessing, path, facts.name)
@@ -196,11 +195,9 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
     with refused(Path(path)):
         check_entries(PROGRESS, content)
-        try:
+        with explained(lambda reason: f"its record of the training does not fit ({reason})"):
             for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
                 getattr(trainer, name).load_state_dict(content["loops"][name])
-        except Exception as error:  # whatever Lightning makes of a changed state
-            raise ValueError(f"its record of the training does not fit ({reason_of(error)})") from error
         sizes = {weight.numel() for weight in weights.values()}
         for state in content["optimizer_states"]:
             check_entries(OPTIMIZER, state)

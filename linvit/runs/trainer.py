@@ -28,7 +28,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from linvit.data.disk import stays_inside
 from linvit.errors import SettingError, keys_of, quoted, refuse
-from linvit.files import reason_of
+from linvit.files import explained, reason_of
 from linvit.ranges import (
     Amount,
     Count,
@@ -278,12 +278,10 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
         module = home.__name__
     if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
         raise SettingError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
-    try:
+    with explained(lambda reason: f"{key} names {path}, which cannot be used ({reason}): correct it."):
         named = getattr(importlib.import_module(module), name)
         if not (isinstance(named, type) and issubclass(named, kinds)) or inspect.isabstract(named) or named in EVERY:
             raise TypeError(f"it is not a {expected} that can be created")
-    except Exception as error:  # importing a module runs it
-        raise ValueError(f"{key} names {path}, which cannot be used ({reason_of(error)}): correct it.") from error
     return named
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.models.backbone import Backbone
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet, resized
@@ -136,14 +136,13 @@ def plan(network: nn.Module, shape: Sequence[int], keep: Sequence[str], query: Q
     if query is None:
         return planned
     names = [step.name for step in planned.steps]
-    if query.block not in names:
-        blocks = ", ".join(name for name in names if ".blocks." in name and not name.endswith(".attn"))
-        raise SettingError(f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.")
-    if not (0 <= query.row < shape[2] and 0 <= query.column < shape[3]):
-        raise SettingError(
-            f"`query` is at row {query.row} and column {query.column}, but the image is {shape[2]} × {shape[3]} px:"
-            " choose a place inside."
-        )
+    blocks = ", ".join(name for name in names if ".blocks." in name and not name.endswith(".attn"))
+    refuse(
+        query.block not in names and f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.",
+        not (0 <= query.row < shape[2] and 0 <= query.column < shape[3])
+        and f"`query` is at row {query.row} and column {query.column}, but the image is {shape[2]} × {shape[3]} px:"
+        " choose a place inside.",
+    )
     index = next(index for index, name in enumerate(names) if name in (query.block, f"{query.block}.attn"))
     step = planned.steps[index]
     planned.steps.insert(index, query_step(step, query, planned.strides()[step.inputs[0]]))

@@ -15,7 +15,7 @@ from linvit.analysis.cost import count_cost
 from linvit.analysis.markdown import check_marks, marks, replace_between_marks
 from linvit.bundled import find_recipe
 from linvit.data.source import Source
-from linvit.errors import SettingError
+from linvit.errors import SettingError, refuse
 from linvit.files import check_writable, user_path
 from linvit.ranges import Count, Seed, Some, check
 from linvit.runs.recipe import Recipe
@@ -227,12 +227,15 @@ class Plan:
         """Trains what is left and returns a row for each cell; the arguments and errors are those of `compare`."""
         candidates = self.candidates
         names = sorted({candidate.values["task"]["name"] for candidate in candidates})
-        if len(names) > 1:
-            raise ValueError(f"The recipes have different tasks ({', '.join(names)}): compare recipes of one task.")
         score, known = candidates[0].task.score, candidates[0].task.measures
-        for name in also:
-            if name not in known:
-                raise SettingError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
+        refuse(
+            len(names) > 1 and f"The recipes have different tasks ({', '.join(names)}): compare recipes of one task.",
+            *(
+                name not in known
+                and f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}."
+                for name in also
+            ),
+        )
         check_writable(self.folder)
         rows, trainings = [candidate.row() for candidate in candidates], self.trainings
 

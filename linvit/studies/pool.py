@@ -29,7 +29,7 @@ from linvit import environment
 from linvit.bundled import header
 from linvit.environment import end_with_parent, forks_of
 from linvit.errors import SettingError
-from linvit.files import BEST, user_path, write_text
+from linvit.files import BEST, explained, user_path, write_text
 from linvit.runs.folder import RunStoppedError, read_curves
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
@@ -54,14 +54,11 @@ class Ledger:
         self._rows: dict[str, dict[str, Any]] = {}
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for number, line in enumerate(lines, start=1):
-            try:
+            damaged = f"{self.path}, line {number} is not a finished run: correct or remove the line."
+            with explained(damaged, (ValueError, TypeError, KeyError)):
                 row = json.loads(line)
                 row["settings"], row["result"]["measures"]
                 self._rows[row["run"]] = row
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"{self.path}, line {number} is not a finished run: correct or remove the line."
-                ) from error
 
     def result(self, run: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a finished run, None if it is not there."""

@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.ops._utils import split_normalization_params
 
 from linvit.errors import SettingError, refuse
-from linvit.files import reason_of
+from linvit.files import explained
 from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, check_keys, some_of
 
 SET_HERE = {"params", "lr", "weight_decay"}
@@ -68,27 +68,25 @@ class Optimizer(Checked):
             and self.not_decayed == "norms"
             and "`layer_decay` and `not_decayed=norms` exclude each other: leave one out.",
         )
-        try:
+        with explained(  # a package or a GPU may be missing
+            lambda reason: f"The optimizer {self.name} cannot be used here ({reason}): choose another one.",
+            raised=SettingError,
+        ):
             kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
             accepted = sorted(set(arguments(kind)) - SET_HERE)
-        except Exception as error:  # a package or a GPU is missing
-            raise SettingError(
-                f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
-            ) from error
         check_keys("options", self.options, accepted)
 
     def build(self, network: nn.Module, global_batch: int) -> torch.optim.Optimizer:
         """The optimizer of a network's weights. global_batch: samples in a step of all processes."""
         settings = NOT_DECAYED[self.not_decayed] | self.options
         lr = self.lr * global_batch / self.lr_batch if self.lr_batch else self.lr
-        try:
+        with explained(
+            lambda reason: f"The optimizer {self.name} refuses the `options` {self.options} ({reason}): correct them.",
+            raised=SettingError,
+        ):
             return create_optimizer_v2(
                 network, self.name, lr, self.weight_decay, layer_decay=self.layer_decay, **settings
             )
-        except Exception as error:  # what it raises depends on the optimizer
-            raise SettingError(
-                f"The optimizer {self.name} refuses the `options` {self.options} ({reason_of(error)}): correct them."
-            ) from error
 
 
 @dataclass

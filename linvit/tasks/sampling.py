@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from linvit.errors import SettingError
-from linvit.files import replacing
+from linvit.files import explained, replacing
 from linvit.ranges import OneOf, Range, check
 
 TRAIN_STEPS = 1000
@@ -118,12 +118,9 @@ def _noise(network: Sampled, images: Tensor, time: Tensor, labels: Tensor, guida
 
 
 def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool) -> tuple[Tensor, Any]:
-    try:
+    missing = "Sampling images needs diffusers, which is not installed: pip install 'linvit[generation]'."
+    with explained(missing, ImportError):
         from diffusers import DDIMScheduler, DDPMScheduler
-    except ImportError as error:
-        raise ValueError(
-            "Sampling images needs diffusers, which is not installed: pip install 'linvit[generation]'."
-        ) from error
     times, between = spaced(steps)
     about = {"num_train_timesteps": steps, "trained_betas": between.tolist(), "clip_sample": clips}
     kind: Callable[..., Any] = DDIMScheduler if sampler == "ddim" else DDPMScheduler
@@ -237,12 +234,11 @@ def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, f
         torch.manual_seed(0)
         classifier = SmallClassifier(channels, num_classes)
         if file and file.is_file():
-            try:
+            damaged = (
+                f"The classifier in {file} is damaged or belongs to other data: delete the file to train it again."
+            )
+            with explained(damaged, (SafetensorError, RuntimeError)):
                 classifier.load_state_dict(load_file(file))
-            except (SafetensorError, RuntimeError) as error:
-                raise ValueError(
-                    f"The classifier in {file} is damaged or belongs to other data: delete the file to train it again."
-                ) from error
             return classifier.eval().requires_grad_(False)
         optimizer = torch.optim.AdamW(classifier.parameters(), RATE)
         batches = DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.errors import SettingError
+from linvit.errors import refuse
 from linvit.ranges import Count, Range
 from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
@@ -53,14 +53,16 @@ class Segmentation(Task):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        if num_classes < 2:
-            raise ValueError(f"The data has {num_classes} class, expected 2 or more: add the background as a class.")
+        refuse(
+            num_classes < 2 and f"The data has {num_classes} class, expected 2 or more: add the background as a class.",
+            *(
+                given is not None
+                and len(given) != num_classes
+                and f"`{name}` has {len(given)} entries, but the data has {num_classes} classes: give one for each."
+                for name, given in (("class_weights", class_weights), ("class_names", class_names))
+            ),
+        )
         self.aux_weight = aux_weight
-        for name, given in (("class_weights", class_weights), ("class_names", class_names)):
-            if given is not None and len(given) != num_classes:
-                raise SettingError(
-                    f"`{name}` has {len(given)} entries, but the data has {num_classes} classes: give one for each."
-                )
         self.by_class = {f"iou_{name}": Measure(f"IoU of {name}") for name in class_names or ()}
         self.measures = {**self.measures, **self.by_class}
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.files import explained
+
 BLANK = 0
 START = "▁"  # begins a word
 LanguageModel = Callable[[tuple[str, ...], str], float]
@@ -114,10 +116,8 @@ def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:
     words = len(reference.split())
     if not words:
         return len(hypothesis.split()), 0
-    try:
+    with explained("Word error rates need jiwer: pip install 'linvit[train,speech]'.", ImportError, ImportError):
         from jiwer import process_words
-    except ImportError as error:
-        raise ImportError("Word error rates need jiwer: pip install 'linvit[train,speech]'.") from error
     counted = process_words(reference, hypothesis)
     return counted.substitutions + counted.deletions + counted.insertions, words
 
@@ -134,18 +134,12 @@ class NGram:
     """
 
     def __init__(self, path: str | Path) -> None:
-        try:
+        missing = "Language models are read by kenlm, which is not installed: pip install kenlm."
+        with explained(missing, ImportError, ImportError):
             import kenlm
-        except ImportError as error:
-            raise ImportError(
-                "Language models are read by kenlm, which is not installed: pip install kenlm."
-            ) from error
-        try:
+        damaged = f"{path} is missing or no language model: give an .arpa file or one in KenLM's binary form."
+        with explained(damaged, OSError):
             self.model = kenlm.Model(str(path))
-        except OSError as error:
-            raise ValueError(
-                f"{path} is missing or no language model: give an .arpa file or one in KenLM's binary form."
-            ) from error
         self.new_state = kenlm.State
         start = kenlm.State()
         self.model.BeginSentenceWrite(start)

@@ -163,7 +163,7 @@ def test_a_network_takes_a_module_in_the_place_of_each_function(axis):
         ({"name": "rala"}, "`name` is 'rala', which is a mechanism of linvit: choose another"),
         ({"name": "my map"}, "`name` is 'my map', expected a Python identifier"),
         ({"layer": nn.Linear}, "expected a subclass of linvit.layers.token_attention.TokenAttention"),
-        ({"feature_map": "nix"}, "`feature_map` is 'nix', expected a function or one of"),
+        ({"feature_map": "nix"}, "`feature_map` is 'nix', expected a function, one of"),
         ({"normalizer": 3}, "`normalizer` is of type int, expected a function or one of"),
         ({"weighting": "nix"}, "`weighting` is 'nix', expected one of"),
     ],

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from linvit.data.disk import read_json, stays_inside
-from linvit.errors import quoted
+from linvit.errors import quoted, refuse
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
@@ -47,6 +47,7 @@ class Field(NamedTuple):
 ID = Field(is_id, "a whole number")
 SIDE = Field(lambda value: is_id(value) and 0 < value <= LONGEST_SIDE, f"a whole number from 1 to {LONGEST_SIDE:,}")
 NAME = Field(lambda value: isinstance(value, str), "text")
+LIST = Field(lambda value: isinstance(value, list), "a list, as in COCO's format")
 FILE_NAME = Field(
     lambda value: isinstance(value, str) and stays_inside(value), "a path inside the folder of the images"
 )
@@ -145,11 +146,9 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
 def read_lists(path: Path, fields: Mapping[str, Mapping[str, Field]]) -> dict[str, list[Any]]:
     """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
     content = read_json(path)
+    check_fields(str(path), content, dict.fromkeys(fields, LIST))
     for name, of_entry in fields.items():
-        entries = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(entries, list):
-            raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(fields)}.")
-        for number, entry in enumerate(entries if of_entry else ()):
+        for number, entry in enumerate(content[name] if of_entry else ()):
             check_fields(f"{path}: entry {number} of {name}", entry, of_entry)
     categories = content["categories"]
     ids, names = ({category[key] for category in categories} for key in ("id", "name"))
@@ -189,17 +188,17 @@ def check_annotations(
     places: the place of each annotation in the files, if they have another format.
     """
     images = {image["id"]: {key: image[key] for key in FIELDS["images"]} for image in content["images"]}
-    if len(images) < len(content["images"]):
-        twice, _ = Counter(image["id"] for image in content["images"]).most_common(1)[0]
-        raise ValueError(f"{path}: two images have the id {twice}: number them differently.")
+    ids = Counter(image["id"] for image in content["images"])
     names = names_by_id(content["categories"])
-    if class_names is not None and set(names.values()) != set(class_names):
-        odd = min(set(names.values()) ^ set(class_names))
-        raise ValueError(
-            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is only in one):"
-            " use files with the same categories."
-        )
-    class_names = list(class_names or names.values())
+    class_names = list(names.values() if class_names is None else class_names)
+    odd = set(names.values()) ^ set(class_names)
+    refuse(
+        len(ids) < ids.total()
+        and f"{path}: two images have the id {ids.most_common(1)[0][0]}: number them differently.",
+        odd
+        and f"{path} has other categories than the {len(class_names)} classes known here ({min(odd)!r} is only in one):"
+        " use files with the same categories.",
+    )
     label_of = {category: class_names.index(name) for category, name in names.items()}
     category_ids = sorted(label_of, key=label_of.__getitem__)
     checked = Annotations(path, read, list(images.values()), category_ids, class_names)

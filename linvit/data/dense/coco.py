@@ -11,9 +11,9 @@ from torch import Tensor
 from linvit.data.dense.annotations import (
     FILE_NAME,
     ID,
+    LIST,
     NAME,
     Annotations,
-    Field,
     check_fields,
     names_by_id,
     read_annotations,
@@ -30,10 +30,9 @@ SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val", "valid")}
 ROBOFLOW = "_annotations.coco.json"  # beside the images of a split
 SINGLE = {"annotations/instances_default.json": "images", "result.json": "."}
 """The file that CVAT and Label Studio write for data without splits, and the folder of its images."""
-SEGMENTS = Field(lambda value: isinstance(value, list), "a list")
 PANOPTIC = {
     "images": {"id": ID, "file_name": FILE_NAME},
-    "annotations": {"image_id": ID, "file_name": FILE_NAME, "segments_info": SEGMENTS},
+    "annotations": {"image_id": ID, "file_name": FILE_NAME, "segments_info": LIST},
     "categories": {"id": ID, "name": NAME},
 }
 SEGMENT = {"id": ID, "category_id": ID}

@@ -10,7 +10,7 @@ from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import check_regular, data_folder, files_below, files_by_name, read_lines, stays_inside
 from linvit.data.images.image import SUFFIXES, CorruptImageError, size_of
 from linvit.errors import SettingError, quoted, refuse
-from linvit.files import reason_of
+from linvit.files import explained
 
 LISTS = Path("ImageSets", "Main")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -123,11 +123,9 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
 
     VOC's boxes count pixels from 1, and their last pixel belongs to the object.
     """
-    try:
+    with explained(lambda reason: f"{path} is not a readable XML file ({reason}): replace the file."):
         check_regular(path)
         tree = ElementTree.parse(path, ElementTree.XMLParser(target=_Builder())).getroot()
-    except Exception as error:  # the error depends on the damage
-        raise ValueError(f"{path} is not a readable XML file ({reason_of(error)}): replace the file.") from error
     sides = {name: tree.findtext(f"size/{name}", "0").strip() for name in ("height", "width")}
     refuse(
         tree.tag != "annotation"

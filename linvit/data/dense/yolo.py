@@ -64,12 +64,12 @@ class Yolo(HeldOutObjects):
         if "" in by_split:
             names = [path.relative_to(self.root).as_posix() for path in by_split[""]]
             images = [self.root / name for name in self.divided(names, split)]
-        if not images:
-            expected = " or ".join(f"images/{name}, {name}/images" for name in SPLITS[split][:2])
-            raise ValueError(f"The data folder {self.root} has no {split} images: expected {expected}.")
         present = {image: label_file(image) for image in images if os.path.lexists(label_file(image))}
-        if not present:
-            raise ValueError(f"None of the {len(images)} {split} images of {self.root} has a text file: add labels.")
+        expected = " or ".join(f"images/{name}, {name}/images" for name in SPLITS[split][:2])
+        refuse(
+            not images and f"The data folder {self.root} has no {split} images: expected {expected}.",
+            not present and f"None of the {len(images)} {split} images of {self.root} has a text file: add labels.",
+        )
         for image in images:
             try:
                 size = size_of(image)

@@ -18,7 +18,7 @@ from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import listed, share_of_name, untrained
 from linvit.errors import SettingError, refuse
-from linvit.files import user_path
+from linvit.files import explained, user_path
 from linvit.ranges import Share
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
@@ -118,10 +118,8 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
             f"The table {table} does not exist: set `root` to the folder that contains it, or `labels` to its path."
         )
     reader = csv.reader(io.StringIO(read_text(table)))
-    try:
+    with explained(lambda reason: f"{table}, line {reader.line_num} is not CSV ({reason}): correct it.", csv.Error):
         rows = [(f"{table}, line {reader.line_num}", [value.strip() for value in row]) for row in reader if row]
-    except csv.Error as error:
-        raise ValueError(f"{table}, line {reader.line_num} is not CSV ({error}): correct it.") from error
     header = rows[0][1] if rows else []
     columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
     odd = "" in header or len(set(header)) < len(header)

@@ -18,7 +18,7 @@ from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed
 from linvit.environment import replica
 from linvit.errors import SettingError, refuse
-from linvit.files import reason_of
+from linvit.files import explained
 from linvit.ranges import Count
 
 STREAMS = ("wds", "tfds", "hfids")
@@ -140,7 +140,13 @@ class TimmImages(AugmentedSource):
         arguments: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
         if self.class_map is not None:
             arguments["class_map"] = self.class_map
-        try:
+        with explained(
+            lambda reason: (
+                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root} ({reason}):"
+                " correct `reader`, `root`, `train_split` or `val_split`."
+            ),
+            raised=SettingError,
+        ):
             dataset: Any = create_dataset(
                 self.reader,
                 root=str(root),
@@ -152,11 +158,6 @@ class TimmImages(AugmentedSource):
             )
             if isinstance(dataset.reader, ReaderImageFolder):
                 _leave_out_hidden(dataset.reader)
-        except Exception as error:  # the kind depends on the reader
-            raise SettingError(
-                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root}"
-                f" ({reason_of(error)}): correct `reader`, `root`, `train_split` or `val_split`."
-            ) from error
         return dataset
 
 

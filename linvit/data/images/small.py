@@ -18,7 +18,7 @@ from linvit.data.images.augmented import AugmentedSource, per_channel
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Side, converted
 from linvit.data.source import Source, Workers, check_split, of_split
 from linvit.errors import SettingError, refuse
-from linvit.files import reason_of, user_path
+from linvit.files import explained, user_path
 from linvit.ranges import Amount, Count, Range, Seed, Share
 
 DIGITS_MEAN, DIGITS_STD = 0.305, 0.376  # of the 8×8 originals in 0..1
@@ -193,11 +193,9 @@ class Cifar(AugmentedSource):
     def _read(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Pixels, uint8 (images, 3, 32, 32), and labels (images,) of one file."""
         record = self.layout.labels + 3 * SIDE * SIDE
-        try:
+        with explained(lambda reason: f"{file} cannot be read ({reason}): copy it again.", OSError):
             check_regular(file)
             content = np.fromfile(file, np.uint8)
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read ({reason_of(error)}): copy it again.") from error
         whole = content[: len(content) // record * record].reshape(-1, record)
         labels, classes = whole[:, self.layout.labels - 1], len(self._place)
         refuse(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linvit.data.disk import check_regular
-from linvit.files import reason_of
+from linvit.files import explained, reason_of
 
 if TYPE_CHECKING:
     from soundfile import SoundFile
@@ -45,10 +45,8 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
             frame of features or longer than MOST_SAMPLES.
         ImportError: if soundfile is not installed.
     """
-    try:
+    with explained("Sound is read with soundfile: pip install 'linvit[train,speech]'.", ImportError, ImportError):
         import soundfile
-    except ImportError as error:
-        raise ImportError("Sound is read with soundfile: pip install 'linvit[train,speech]'.") from error
     source: bytes | IO[bytes] = os.fsencode(path) if content is None else io.BytesIO(content)
     try:
         if content is None:

@@ -34,7 +34,7 @@ from linvit.data.speech.audio import (
     window_samples,
 )
 from linvit.errors import SettingError, refuse
-from linvit.files import user_path
+from linvit.files import explained, user_path
 from linvit.layers.conformer import subsampled
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
@@ -66,10 +66,8 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         return [BLANK, *characters], ""
     if number <= len(characters):
         raise SettingError(f"`num_tokens` is {number}, but the texts have {len(characters)} characters: set it higher.")
-    try:
+    with explained("Subwords need tokenizers: pip install 'linvit[train,speech]'.", ImportError, ImportError):
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise ImportError("Subwords need tokenizers: pip install 'linvit[train,speech]'.") from error
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=START, prepend_scheme="always")
     trainer = trainers.BpeTrainer(

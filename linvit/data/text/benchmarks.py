@@ -10,7 +10,7 @@ from typing import Any
 
 from linvit.data.disk import check_regular, files_below, read_text
 from linvit.errors import SettingError
-from linvit.files import reason_of
+from linvit.files import explained
 from linvit.ranges import lookup
 
 Row = dict[str, Any]
@@ -110,10 +110,9 @@ def _json_lines(path: Path) -> list[Any]:
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
+        not_json = f"{path}, line {number}, is not JSON: correct it, or use another copy."
+        with explained(not_json, (ValueError, RecursionError)):
             rows.append(json.loads(line))
-        except (ValueError, RecursionError):
-            raise ValueError(f"{path}, line {number}, is not JSON: correct it, or use another copy.") from None
     labels = path.with_name(f"{path.stem}-labels.lst")
     if not labels.is_file():
         return rows
@@ -126,22 +125,21 @@ def _json_lines(path: Path) -> list[Any]:
 def _arrow(path: Path) -> list[Any]:
     import datasets
 
-    try:
+    with explained(lambda reason: f"{path} cannot be read as Arrow ({reason}): use another copy."):
         check_regular(path)
         return list(datasets.Dataset.from_file(str(path)))
-    except Exception as error:  # the library raises many classes
-        raise ValueError(f"{path} cannot be read as Arrow ({reason_of(error)}): use another copy.") from error
 
 
 def _hellaswag_items(path: Path) -> list[Any]:
     """Items of six lines; the first is "activity: context", whose last sentence the endings may complete."""
-    try:
+    opener: Callable[..., Any] = bz2.open if path.suffix.lower() == ".bz2" else open
+    with explained(
+        lambda reason: f"{path} cannot be read as text ({reason}): use another copy.",
+        (OSError, EOFError, UnicodeDecodeError),
+    ):
         check_regular(path)
-        opener: Callable[..., Any] = bz2.open if path.suffix.lower() == ".bz2" else open
         with opener(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as text ({reason_of(error)}): use another copy.") from error
     lines = text.rstrip("\n").split("\n")
     if len(lines) % HELLASWAG_LINES:
         raise ValueError(f"{path} has {len(lines)} lines, expected {HELLASWAG_LINES} per item: use another copy.")

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from linvit.data.disk import check_regular
 from linvit.errors import SettingError
-from linvit.files import reason_of
+from linvit.files import explained
 
 IGNORED = -100
 WIDTH = np.uint32
@@ -71,18 +72,18 @@ class HuggingFaceTokenizer:
         import tokenizers
 
         path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
-        try:
+        with explained(
+            lambda reason: (
+                f"The tokenizer {name} cannot be read ({reason}): use a tokenizer.json, a folder with one, or a name"
+                " on the Hugging Face hub."
+            )
+        ):
+            if name.endswith(".json"):
+                check_regular(path)
             if path.is_file():
                 known = tokenizers.Tokenizer.from_file(str(path))
-            elif name.endswith(".json"):
-                raise ValueError("there is no such file")
             else:
                 known = tokenizers.Tokenizer.from_pretrained(name)
-        except Exception as error:  # the library raises plain Exceptions
-            raise ValueError(
-                f"The tokenizer {name} cannot be read ({reason_of(error)}): use a"
-                " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
-            ) from error
         known.no_truncation()
         known.no_padding()
         known.encode_special_tokens = True

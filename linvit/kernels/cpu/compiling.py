@@ -60,9 +60,7 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     from torch.utils.cpp_extension import _get_build_directory, is_ninja_available
     from torch.utils.cpp_extension import load as compiled
 
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise ValueError(f"The CPU kernel must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
+    compiler = _compiler("The CPU kernel")
     scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
     if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
         os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), scripts))
@@ -119,10 +117,16 @@ def compile_formula(formula: Formula) -> int:
     return _addresses[formula.digest]
 
 
-def _compile(source: str) -> int:
+def _compiler(what: str) -> str:
+    """The C++ compiler; ValueError if there is none for what is to be compiled."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
-        raise ValueError(f"The formulas must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
+        raise ValueError(f"{what} must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
+    return compiler
+
+
+def _compile(source: str) -> int:
+    compiler = _compiler("The formulas")
     flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ()), "-shared", "-fPIC"]
     facts = [compiler.encode(), " ".join(flags).encode(), HEADER.read_bytes(), source.encode()]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
+from linvit.files import explained
 from linvit.layers.checks import check_floats
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import known_arguments
@@ -119,10 +120,11 @@ def _four_maps(name: str, kwargs: Mapping[str, Any]) -> tuple[nn.Module, list[di
         assert isinstance(backbone, Backbone)
         backbone.prune_intermediate_layers([0, 1, 2, 3], prune_norm=True)
         return backbone, backbone.feature_info
-    try:
+    with explained(
+        lambda reason: f"{name} has no four maps ({reason}): choose a four-stage model.",
+        (AssertionError, IndexError, RuntimeError),
+    ):
         body = timm.create_model(name, features_only=True, out_indices=(-4, -3, -2, -1), **kwargs)
-    except (AssertionError, IndexError, RuntimeError) as error:
-        raise ValueError(f"{name} has no four maps ({error}): choose a four-stage model.") from error
     info = cast(FeatureInfo, body.feature_info)
     return body, info.get_dicts()
 

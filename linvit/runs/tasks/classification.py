@@ -12,14 +12,14 @@ from linvit.data.images.readers import TimmImages
 from linvit.data.images.small import Cifar, Digits
 from linvit.data.source import Source
 from linvit.errors import refuse
-from linvit.files import check_writable, user_path
+from linvit.files import check_output_file, check_writable, user_path
 from linvit.ranges import Count, checked
 from linvit.released import check_target
 from linvit.runs.classifiers import ClassifierRun, most_probable
 from linvit.runs.evaluate import Measures, prepared_for
 from linvit.runs.hub import Pushed, check_access, check_repository, upload, write_hub_folder
 from linvit.runs.images import as_list
-from linvit.runs.predictions import ClassPrediction, Predictions, check_output
+from linvit.runs.predictions import ENDINGS, ClassPrediction, Predictions
 from linvit.runs.report import Section, answer_sections
 from linvit.runs.rows import SharedRows, in_processes, share
 from linvit.runs.weight_file import origin_of, write_weight_file
@@ -152,7 +152,7 @@ class ClassificationRun(ClassifierRun):
             strips is not None
             and "`strips` reads images in one process, but `processes` is several: leave one of them out."
         )
-        path = None if output is None else check_output(output)
+        path = None if output is None else check_output_file(output, ENDINGS)
         predictions = in_processes(processes, _predict_sharing_rows, self, inputs, topk, weights)
         if path:
             predictions.save(path)

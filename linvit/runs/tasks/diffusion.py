@@ -56,7 +56,7 @@ class GeneratedImages:
     def save(self, path: str | Path) -> None:
         """Writes a .png grid, or an .npz for ADM's evaluation suite: uint8 `arr_0` (images, height, width, 3) and int64
         `labels`."""
-        path = check_image_output(path)
+        path = check_output_file(path, SUFFIXES)
         with replacing(path) as temporary, temporary.open("wb") as file:
             if path.suffix.lower() == ".png":
                 self.grid().save(file, format="PNG")
@@ -108,7 +108,7 @@ class DiffusionRun(NamedRun, ImageRun):
             weights: "raw" or "ema"; default: the moving average, if there is one.
             output: a .png or .npz file to write as well.
         """
-        path = None if output is None else check_image_output(output)
+        path = None if output is None else check_output_file(output, SUFFIXES)
         if guidance != 1 and not cast(Diffusion, self.task).class_dropout:
             raise SettingError(
                 f"`guidance` is {guidance:g}, but this network was trained with `task.class_dropout=0`, so it never"
@@ -160,13 +160,6 @@ class DiffusionRun(NamedRun, ImageRun):
         words = "Fréchet distances use the features of a small classifier: do not compare them with published FIDs."
         image = figure_image(figure, "generated images, one row per class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
-
-
-def check_image_output(path: str | Path) -> Path:
-    """The checked path; raises ValueError for endings other than .png and .npz, and as `check_output_file`."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise SettingError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
-    return check_output_file(path)
 
 
 def _class_number(name: str | int, class_names: Sequence[str]) -> int:

@@ -18,12 +18,13 @@ from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, samples
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.errors import refuse
+from linvit.files import check_output_file
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.ranges import check_names, checked, declared
 from linvit.runs.evaluate import Measures
 from linvit.runs.images import as_list, find_inputs
-from linvit.runs.predictions import Predictions, Transcript, check_output
+from linvit.runs.predictions import ENDINGS, Predictions, Transcript
 from linvit.runs.progress import tracked
 from linvit.runs.report import Section
 from linvit.runs.run import NamedRun
@@ -137,7 +138,7 @@ class SpeechRun(NamedRun):
         Files that cannot be read are listed in `unreadable` of the result.
         """
         self._set_decoding(beam, language_model, lm_weight, word_bonus)
-        path = None if output is None else check_output(output)
+        path = None if output is None else check_output_file(output, ENDINGS)
         items, unreadable = find_inputs(as_list(inputs), SUFFIXES, "sound")
         network, device = self.placed_network(weights)
         rows = []

@@ -72,7 +72,7 @@ def test_a_map_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, values,
     [
         (
             lambda content: content.pop("categories"),
-            "has no list 'categories': expected COCO's format",
+            "has null as categories, expected a list, as in COCO's format",
         ),
         (lambda content: content["annotations"][1].pop("image_id"), "entry 1 of annotations has null as image_id"),
         (lambda content: content["categories"][0].update(name="cat"), "has 2 categories with 2 ids and 1 names"),
