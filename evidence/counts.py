@@ -159,7 +159,7 @@ OF_GENERATORS = (
     " one of these rows is that network."
 )
 OF_STUDENTS = (
-    "The network is `linearized`, made from any softmax network that the page From softmax to linear names; `linvit"
+    "The network is `linearized`, made from any softmax network that the page Linearize your network names; `linvit"
     " models` lists those of linvit."
 )
 OF_OTHER_SHAPE = " With the model of a teacher as `task.teacher_model` it is any network for classification."

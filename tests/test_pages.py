@@ -5,9 +5,11 @@ import builtins
 import pkgutil
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from linvit.bundled import bundled_files
 from linvit.ranges import declared
@@ -29,7 +31,7 @@ def python_blocks(page):
     """(line, code) of every Python block of a page."""
     text = page.read_text()
     for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        yield text[: block.start()].count("\n") + 2, block[1]
+        yield text[: block.start()].count("\n") + 2, textwrap.dedent(block[1])
 
 
 def names_of(tree):
@@ -55,6 +57,18 @@ def test_python_runs_from_top_to_bottom():
             made, read = names_of(ast.parse(code))
             names |= made
             assert not read - names, f"{page}, block at line {line}: {sorted(read - names)}"
+
+
+def test_attention_of_a_network_from_a_file_is_aligned():
+    page = ROOT / "docs" / "use" / "linearize.md"
+    copying, aligning = (code for _, code in python_blocks(page) if "pairs" in code)
+    torch.manual_seed(0)
+    names = {}
+    exec(copying, names)
+    exec(aligning.replace("range(20)", "range(1)"), names)
+    first = sum(names["errors"])
+    exec(aligning, names)
+    assert sum(names["errors"]) < 0.95 * first
 
 
 def commands(page):
