@@ -152,8 +152,15 @@ class Recipe:
 
     def check_machine(self) -> None:
         """Raises SettingError for an accelerator, devices or processes that this machine cannot give the run."""
+        trainer = self.values["trainer"]
         with keys_of("trainer"):
-            check_machine(self.values["trainer"])
+            check_machine(trainer)
+        on_device = self.values["data"].get("augment_on") == "device"
+        refuse(
+            on_device
+            and trainers.present_device(trainer["accelerator"]) == "mps"
+            and "data.augment_on is 'device', which needs float64, and Apple's GPUs have none: set it to cpu."
+        )
         if self.values["processes_per_image"] > 1:
             check_sharing("processes_per_image", self.run_class.task_name, self.values["task"]["compile"])
 

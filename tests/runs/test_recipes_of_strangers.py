@@ -247,6 +247,14 @@ def test_what_the_machine_does_not_have(trainer, sentence):
     assert sentence in str(caught.value)
 
 
+def test_images_are_not_augmented_on_a_device_without_float64(monkeypatch):
+    recipe = Recipe(merge(VALUES, {"data": {"name": "cifar", "root": "x", "augment_on": "device"}}))
+    recipe.check_machine()
+    monkeypatch.setattr("linvit.runs.trainer.present_device", lambda accelerator: "mps")
+    with pytest.raises(ValueError, match=r"data.augment_on is 'device', which needs float64, .*: set it to cpu"):
+        recipe.check_machine()
+
+
 def test_keys_of_a_merged_mapping_may_be_overridden(tmp_path):
     (tmp_path / "r.yaml").write_text("task: &a {<<: {x: 1}, x: 2}\ndata: {<<: *a, y: 3}\n")
     values = read_recipe(tmp_path / "r.yaml")

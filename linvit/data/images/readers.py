@@ -224,7 +224,12 @@ class Stream(IterableDataset[Any]):
         self.set_epoch = dataset.set_epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        return iter(self.dataset)
+        try:
+            yield from self.dataset
+        except KeyError as error:  # of timm's table of classes
+            raise SettingError(
+                f"The stream has images of the class {error}, which `class_map` has not: add it."
+            ) from error
 
 
 class SizedStream(Stream):

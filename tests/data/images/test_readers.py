@@ -5,6 +5,7 @@ import torch
 from imagenet_folder import CLASSES, fill, write_imagenet, write_shards, write_tars
 
 from linvit.data.images import ImageFolder, TimmImages
+from linvit.errors import SettingError
 
 OPTIONS = {"size": 32, "batch_size": 4, "num_workers": 0}
 
@@ -115,6 +116,14 @@ def test_a_stream_trains_for_its_length(shards):
     loader = streamed(shards).train_dataloader()
     assert len(loader) == 3
     assert read(loader)[0].shape == (12, 3, 32, 32)
+
+
+def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
+    (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))  # the shards have numbers
+    source = streamed(shards, class_map=str(tmp_path / "names.txt"))
+    with pytest.raises(SettingError, match=r"images of the class \d, which `class_map` has not: add it"):
+        read(source.val_dataloader())
 
 
 def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
