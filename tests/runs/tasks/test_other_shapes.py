@@ -168,7 +168,7 @@ def test_one_sentence_for_each_mistake(teacher, tmp_path):
         "task.teacher_model.img_size=64",
         "task.teacher=null",
     )
-    refused("task.teacher_model.name is missing: set it to a model", recipe, "task.teacher_model.name=null")
+    refused("task.teacher_model.name is null, expected the name of a model", recipe, "task.teacher_model.name=null")
 
 
 @pytest.mark.slow
