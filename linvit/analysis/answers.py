@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from matplotlib.axes import Axes
@@ -196,10 +197,13 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = 
     side = 1.8 + (0.36 if len(names) <= WRITTEN else 0.19) * len(names)
     figure, axes = subplots((side + 0.8, side))
     axes.grid(visible=False)
-    image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(image, label=f"{item} of the true class, %", shrink=0.8)
+    edges = torch.arange(len(names) + 1) - 0.5
+    cells = axes.pcolormesh(edges, edges, rows.numpy(), cmap="Blues", vmin=0, vmax=100)  # a picture would stay bright
+    axes.set(aspect="equal", ylim=(len(names) - 0.5, -0.5))  # on dark pages
+    bar = figure.colorbar(cells, label=f"{item} of the true class, %", shrink=0.8)
+    cast(Any, bar.solids).set(rasterized=False, edgecolor="face")
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
-        tone = "white" if rows[row, column] > 50 else "#111111"  # not the black of axes, which dark pages change
+        tone = "white" if rows[row, column] > 50 else "#111111"
         axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=tone)
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
