@@ -89,7 +89,7 @@ class Attention(nn.Module):
         if self.mechanism == "softmax":
             y = scaled_dot_product_attention(query, key, value)
         else:
-            y = linear_attention(query, key, value, **LINEAR_AXES[self.mechanism])
+            y = linear_attention(query, key, value, **LINEAR_AXES[self.mechanism], backend="torch")
         if self.local is not None:
             channels = value.mT.flatten(1, 2)
             y = y + self.local(channels).unflatten(1, (HEADS, -1)).mT
@@ -112,27 +112,32 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """What comes after the convolutional network: features (batch, 480, 1, tokens) to logits (batch, tokens, classes)."""
+    """What follows the convolutional network: features (batch, 480, 1, tokens) to logits (batch, tokens, classes)."""
 
     def __init__(self) -> None:
         super().__init__()
         features = PAIRS[-1][0]
         self.reduce = nn.Sequential(normed(features, features // 8, 3), normed(features // 8, WIDTH))
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks: Any = nn.Sequential(Block(), Block())
         self.norm = nn.LayerNorm(WIDTH, eps=1e-6)
         self.expand = normed(WIDTH, features)
         self.join = nn.Sequential(normed(2 * features, features // 8, 3), normed(features // 8, WIDTH))
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    @property
-    def attentions(self) -> list[Attention]:
-        return [block.attn for block in self.blocks]
-
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.norm(self.blocks(self.reduce(x).squeeze(2).mT))
-        expanded = self.expand(tokens.mT.unsqueeze(2))
-        out: Tensor = self.head(self.join(torch.cat([x, expanded], dim=1)).squeeze(2).mT)
+        out: Tensor = self.head(self.states(x))
         return out
+
+    def states(self, x: Tensor) -> Tensor:
+        """What the classifier reads, (batch, tokens, WIDTH)."""
+        tokens = self.norm(self.blocks(self.tokens(x)))
+        out: Tensor = self.join(torch.cat([x, self.expand(tokens.mT.unsqueeze(2))], dim=1))
+        return out.squeeze(2).mT
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """What the first block reads, (batch, tokens, WIDTH)."""
+        out: Tensor = self.reduce(x)
+        return out.squeeze(2).mT
 
 
 class Recognizer(nn.Module):
