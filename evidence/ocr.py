@@ -28,11 +28,10 @@ from linvit.studies.comparison import Say
 from linvit.studies.pool import Ledger
 
 Step = Callable[[Tensor], Tensor]
-AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class Sample:
     """Lines of each of `books` books, in the order in which they are chosen; seed: of the lines."""
 
     books: int
@@ -41,10 +40,10 @@ class Part:
     seed: int
 
 
-PARTS = {
-    "test": Part(20, 250, HELD_OUT_FONTS, 0),
-    "development": Part(10, 50, SEEN_FONTS, 1),
-    "training": Part(60, 75, SEEN_FONTS, 2),
+SAMPLES = {
+    "test": Sample(20, 250, HELD_OUT_FONTS, 0),
+    "development": Sample(10, 50, SEEN_FONTS, 1),
+    "training": Sample(60, 50, SEEN_FONTS, 2),
 }
 
 
@@ -82,26 +81,26 @@ def features_of(recognizer: Recognizer, lines: list[Line]) -> Features:
     """In float16."""
     groups = {}
     for width, (places, images) in by_width(lines).items():
-        given = [recognizer.features(normalized(part)).half() for part in images.split(AT_ONCE)]
+        given = [recognizer.features(normalized(image)).half() for image in images.split(1)]
         groups[width] = places, torch.cat(given)
     return Features(lines, groups)
 
 
 def stored_features(folder: Path, recognizer: Recognizer, books: Path) -> dict[str, Features]:
-    """Those of all parts, from files in the folder if they are there."""
+    """Those of all samples, from files in the folder if they are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    count, first = sum(part.books for part in PARTS.values()), 0
-    parts = {}
-    for name, part in PARTS.items():
+    count, first = sum(sample.books for sample in SAMPLES.values()), 0
+    stored = {}
+    for name, sample in SAMPLES.items():
         path = folder / f"{name}.pt"
         if not path.exists():
-            chosen = chosen_books(books, count)[first : first + part.books]
-            features = features_of(recognizer, lines_of(chosen, part.lines, part.fonts, part.seed))
+            chosen = chosen_books(books, count)[first : first + sample.books]
+            features = features_of(recognizer, lines_of(chosen, sample.lines, sample.fonts, sample.seed))
             torch.save({"lines": [asdict(line) for line in features.lines], "groups": features.groups}, path)
-        stored = torch.load(path)
-        parts[name] = Features([Line(**line) for line in stored["lines"]], stored["groups"])
-        first += part.books
-    return parts
+        read = torch.load(path)
+        stored[name] = Features([Line(**line) for line in read["lines"]], read["groups"])
+        first += sample.books
+    return stored
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,9 @@ class Stage:
 class Study:
     """What is fixed before the runs. whole: of students that are not aligned; they read as many lines."""
 
-    align: Stage = Stage(200, 50, (1e-3, 3e-3, 1e-2), seed=1)
-    distill: Stage = Stage(500, 75, (3e-4, 1e-3, 3e-3), seed=2)
-    whole: Stage = Stage(700, 75, (3e-4, 1e-3, 3e-3), seed=2)
+    align: Stage = Stage(150, 50, (1e-3, 3e-3, 1e-2), seed=1)
+    distill: Stage = Stage(450, 50, (3e-4, 1e-3, 3e-3), seed=2)
+    whole: Stage = Stage(600, 50, (3e-4, 1e-3, 3e-3), seed=2)
 
 
 @dataclass(frozen=True)
@@ -240,8 +239,8 @@ class Runs:
         self.model, self.folder, self.ledger, self.study = model, folder, Ledger(ledger), study
         self.recognizer, self.characters = load_recognizer(model)
         self.teacher = self.recognizer.reader
-        parts = stored_features(folder, self.recognizer, books)
-        self.test, self.development, self.training = (parts[name] for name in PARTS)
+        stored = stored_features(folder, self.recognizer, books)
+        self.test, self.development, self.training = (stored[name] for name in SAMPLES)
         letters = {letter for line in self.training.lines for letter in line.text}
         self.classes = torch.tensor([BLANK, *sorted(map(self.characters.index, letters))])
         self.read = texts_of(self.teacher, self.test, self.characters)
@@ -253,7 +252,7 @@ class Runs:
 
     def check(self, say: Say) -> None:
         """How far our network is from onnxruntime on one line in ten of the test, in a row of its own."""
-        if self.ledger.result("teacher", values := {"lines": asdict(PARTS["test"])}) is None:
+        if self.ledger.result("teacher", values := {"lines": asdict(SAMPLES["test"])}) is None:
             result = equality(self.recognizer, self.model, self.test.lines[::10], self.characters)
             self.ledger.add("teacher", values, {"measures": result})
             say(f"teacher: at most {result['error']:.1e} from onnxruntime")
@@ -329,13 +328,13 @@ def equality(recognizer: Recognizer, model: Path, lines: list[Line], characters:
 
     session, largest, same = InferenceSession(model, providers=["CPUExecutionProvider"]), 0.0, 0
     for _, images in by_width(lines).values():
-        for part in images.split(AT_ONCE):
-            given = normalized(part).contiguous()
+        for image in images.split(1):
+            given = normalized(image).contiguous()
             wanted = torch.from_numpy(session.run(None, {"x": given.numpy()})[0])
             ours = recognizer(given).softmax(-1)
             largest = max(largest, (ours - wanted).abs().max().item())
             texts = [decode(x.argmax(-1), characters) for x in (ours, wanted)]
-            same += sum(map(str.__eq__, *texts))
+            same += texts[0] == texts[1]
     return {"lines": len(lines), "same": same, "error": largest}
 
 

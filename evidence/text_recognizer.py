@@ -47,7 +47,7 @@ class Affine(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, self.scale, x)
+        return self.scale * x + self.shift
 
 
 def activated(inputs: int, outputs: int, kernel: int, stride: tuple[int, int], groups: int = 1) -> nn.Sequential:

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from evidence import ocr, ocr_page, passages, text_recognizer
-from evidence.ocr import Features, Part, Runs, Stage, Student, Study
+from evidence.ocr import Features, Runs, Sample, Stage, Student, Study
 from evidence.rows import ROOT, Call
 from evidence.text_lines import HELD_OUT_FONTS, SEEN_FONTS, Line, by_width, lines_of, normalized, render
 from evidence.text_recognizer import Recognizer, decode, linearized, load_recognizer
 from linvit.analysis.markdown import marks
 
-onnx = pytest.importorskip("onnx", reason="needs the extra deploy")
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 FILE = Path(os.environ.get("RECOGNIZER", ROOT / Call.recognizer))
 LETTERS = "ab,.'"
 
@@ -157,16 +157,16 @@ def test_batches_have_each_line_once():
     features = Features([Line("", 0, "", 0)] * 5, groups)
     assert [x.tolist() for _, x in features.batches(2)] == [[0, 2], [4], [1, 3]]
     draws = [x.tolist() for x in features.draws(2, 6, 0)]
-    for part in (draws[:3], draws[3:]):
-        assert sorted(chain(*part)) == [0, 1, 2, 3, 4]
+    for epoch in (draws[:3], draws[3:]):
+        assert sorted(chain(*epoch)) == [0, 1, 2, 3, 4]
     assert draws == [x.tolist() for x in features.draws(2, 6, 0)]
 
 
 @pytest.mark.slow
 def test_stages_run_once_and_their_rows_make_the_page(file, books, tmp_path, monkeypatch):
-    parts = {name: Part(1, 6, SEEN_FONTS[:1], seed) for seed, name in enumerate(ocr.PARTS)}
+    samples = {name: Sample(1, 6, SEEN_FONTS[:1], seed) for seed, name in enumerate(ocr.SAMPLES)}
     students = (Student("mala_local", "mala", local=3), Student("linear_new", "linear", new=True, stages=("whole",)))
-    monkeypatch.setattr(ocr, "PARTS", parts)
+    monkeypatch.setattr(ocr, "SAMPLES", samples)
     monkeypatch.setattr(ocr, "STUDENTS", students)
     monkeypatch.setattr(ocr, "equality", lambda *_: {"lines": 1, "same": 1, "error": 0.0})
     study, ledger = Study(*[Stage(8, 2, (1e-3, 1e-2), batch=2)] * 3), tmp_path / "ledger.jsonl"
