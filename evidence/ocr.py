@@ -138,9 +138,12 @@ class Student:
 MECHANISMS, LOCAL = ("linear", "mala", "rala"), 7
 STUDENTS = (
     *[Student(mechanism, mechanism) for mechanism in MECHANISMS],
+    *[
+        Student(f"{mechanism}_{name}", mechanism, new=name == "new", stages=("whole",))
+        for mechanism in MECHANISMS
+        for name in ("not_aligned", "new")
+    ],
     *[Student(f"{mechanism}_local", mechanism, local=LOCAL) for mechanism in MECHANISMS],
-    *[Student(f"{mechanism}_new", mechanism, new=True, stages=("whole",)) for mechanism in MECHANISMS],
-    *[Student(f"{mechanism}_not_aligned", mechanism, stages=("whole",)) for mechanism in MECHANISMS],
     *[
         Student(f"{mechanism}_block_{number}", mechanism, pattern, stages=("align",))
         for mechanism in MECHANISMS
