@@ -9,6 +9,7 @@ import torch
 
 from evidence import ocr, ocr_page, passages, text_recognizer
 from evidence.ocr import Features, Runs, Sample, Stage, Student, Study
+from evidence.ocr_equality import equality
 from evidence.rows import ROOT, Call
 from evidence.text_lines import HELD_OUT_FONTS, SEEN_FONTS, Line, by_width, lines_of, normalized, render
 from evidence.text_recognizer import Recognizer, decode, linearized, load_recognizer
@@ -81,9 +82,10 @@ def test_the_network_equals_onnxruntime():
     network, characters = load_recognizer(FILE)
     lines = [Line("It was the best of times, it was"[:end], 0, HELD_OUT_FONTS[0], 1) for end in (9, 17, 32)]
     assert len({image.shape[-1] for _, image in by_width(lines).values()}) == 3
-    result = ocr.equality(network, FILE, lines, characters)
-    assert result["same"] == 3
-    assert result["error"] < 1e-5
+    result = equality(network, FILE, lines, characters)
+    assert (result["lines"], result["same"], result["exact_lines"]) == (3, 3, 1)
+    assert result["exact"][1] < 1e-5
+    assert result["ours"][0] < 3 * result["theirs"][0] + 1e-5  # rounding in float32
     texts = ocr.texts_of(network.reader, ocr.features_of(network, lines), characters)
     assert texts == [line.text for line in lines]
 
@@ -168,7 +170,11 @@ def test_stages_run_once_and_their_rows_make_the_page(file, books, tmp_path, mon
     students = (Student("mala_local", "mala", local=3), Student("linear_new", "linear", new=True, stages=("whole",)))
     monkeypatch.setattr(ocr, "SAMPLES", samples)
     monkeypatch.setattr(ocr, "STUDENTS", students)
-    monkeypatch.setattr(ocr, "equality", lambda *_: {"lines": 1, "same": 1, "error": 0.0})
+    monkeypatch.setattr(
+        ocr,
+        "equality",
+        lambda *_: {"lines": 1, "same": 1, "exact_lines": 1, "exact": [0, 0], "ours": [0, 0], "theirs": [0, 0]},
+    )
     study, ledger = Study(*[Stage(8, 2, (1e-3, 1e-2), batch=2)] * 3), tmp_path / "ledger.jsonl"
     said: list[str] = []
     runs = Runs(file, books, tmp_path / "runs", ledger, study)
