@@ -45,7 +45,7 @@ def write_results(page: Path, ledger: Path) -> None:
     )
     equality = (
         "Largest difference of a probability between our network and its file (median and maximum over lines): in"
-        f" float64 {_pair(equal['exact'])} on {equal['exact_lines']} lines; in float32, where onnxruntime runs the file,"
+        f" float64 {_pair(equal['exact'])} on {equal['exact_lines']} lines; in float32, with onnxruntime for the file,"
         f" {_pair(equal['ours'])} on {equal['lines']} lines. {equal['same']} of these lines are read the same."
         f" onnxruntime differs from itself, if it does not optimize the graph, by {_pair(equal['theirs'])}."
     )
