@@ -40,8 +40,8 @@ def write_results(page: Path, ledger: Path) -> None:
     about = (
         f"The teacher reads {100 * teacher['teacher']:.2f} % of the lines exactly,"
         f" {100 * teacher['joined_teacher']:.2f} % without spaces. In brackets: 95 % intervals over books. One seed;"
-        f" float32; CPU minutes of one thread; {'; '.join(machines)}; torch {lines[0]['torch']},"
-        f" commits {', '.join(commits)}."
+        f" float32; CPU minutes of one thread without the trials of the rates; {'; '.join(machines)};"
+        f" torch {lines[0]['torch']}, commits {', '.join(commits)}."
     )
     equality = (
         "Largest difference of a probability between our network and its file (median and maximum over lines): in"
@@ -77,7 +77,7 @@ def _rows(trained: Results) -> Iterator[dict[str, str]]:
 
 
 def _pair(values: Sequence[float]) -> str:
-    return " and ".join(f"{value:.0e}" for value in values)
+    return " and ".join(f"{value:.1e}" for value in values)
 
 
 def _interval(of: Mapping[str, float], prefix: str) -> str:
