@@ -61,7 +61,12 @@ def arguments() -> argparse.ArgumentParser:
     running.add_argument("--note", default="", help="a sentence for model cards")
     running.add_argument("--cifar", default="data/cifar", metavar="FOLDER", help="the folder of CIFAR-10")
     running.add_argument("--encoder", default="data/minilm", metavar="FOLDER", help="the files of MiniLM, for minilm")
-    running.add_argument("--books", default="data/books", metavar="FOLDER", help="books in Markdown, for minilm")
+    running.add_argument(
+        "--recognizer", default=Call.recognizer, metavar="FILE", help="the ONNX file of the text recognizer, for ocr"
+    )
+    running.add_argument(
+        "--books", default="data/books", metavar="FOLDER", help="books in Markdown, for minilm and ocr"
+    )
     running.set_defaults(run=run)
     pages = commands.add_parser("pages", help="compute what pages take from ledgers, tables, recipes and formulas")
     pages.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PAGES)} (default: all but speeds)")

@@ -25,7 +25,7 @@ class Call:
     on: an accelerator such as "gpu"; "" trains on the CPU, where there is a compiler with the C++ kernel. workers: runs
     at once. seeds: of the studies, None for those of the table. again: trains also what a ledger has, where later runs
     need the weights. note: a sentence for model cards. cifar: the folder of CIFAR-10. encoder: a
-    folder with the files of MiniLM. books: a folder of books.
+    folder with the files of MiniLM. recognizer: the ONNX file of the text recognizer. books: a folder of books.
     """
 
     on: str = ""
@@ -35,6 +35,7 @@ class Call:
     note: str = ""
     cifar: str = "data/cifar"
     encoder: str = "data/minilm"
+    recognizer: str = "data/ch_PP-OCRv4_rec_infer.onnx"
     books: str = "data/books"
 
     @property

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evidence import hub_kernel, long_sequences, minilm
+from evidence import hub_kernel, long_sequences, minilm, ocr
 from evidence.bench.parts import COMPILED, DEPLOYED, ON_GPU, PARTS, measured
 from evidence.design import Stage
 from evidence.designs import DESIGNS, REFEREE
@@ -364,6 +364,7 @@ GROUPS: dict[str, tuple[Row | Stage | Pack, ...]] = {
     "generation": (CIFAR10, Function("cifar10_images", _cifar10_images)),
     "linearize": LINEARIZE,
     "encoder": (Function("minilm", minilm.run), Function("minilm-times", minilm.measure_times)),
+    "recognizer": (Function("ocr", ocr.run), Function("ocr-times", ocr.measure_times)),
     "plans": (plan("vit", 256), plan("pyramid", 512)),
     "long": (Function("long_sequences", long_sequences.run),),
     "rates": RATES,
