@@ -55,9 +55,9 @@ def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
 def align(student: Any, teacher: Any, batches: Collection[Batch], *, rate: float = 3e-3) -> list[float]:
     """Lets every linear layer of a student learn the softmax attention that it replaces, in place.
 
-    Minimizes the mean of `attention_errors` with AdamW over the parameters of the linear layers (projections of
-    queries, keys and values), by a learning rate that rises over a tenth of the batches and falls along a cosine to
-    zero. All else stays as it is.
+    Minimizes the mean of `attention_errors` with AdamW over the parameters of the linear layers: projections of
+    queries, keys and values, and of the output where it belongs to the layer (not in BERT). The learning rate rises
+    over a tenth of the batches and falls along a cosine to zero. All else stays as it is.
 
     Args:
         student: from `linvit.linearize(teacher, …)`.
