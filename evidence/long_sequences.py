@@ -30,6 +30,7 @@ from linvit.analysis.figures import colours_of, panel_grid
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.analysis.probe import MIXED, Probe, visit
 from linvit.analysis.rank import rank_measures
+from linvit.analysis.report import short_commit
 from linvit.analysis.scores import entropy, evenly, score_rows
 from linvit.data.images.small import Cifar, Pixels
 from linvit.environment import commit, processor
@@ -404,7 +405,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 def caption(rows: Sequence[Mapping[str, Any]]) -> str:
     tested = ", ".join(dict.fromkeys(f"{row['images']:,} at {row['tokens']:,} tokens" for row in rows))
     about = (", ".join(sorted({str(row[key]) for row in rows})) for key in ("seed", "machine", "torch"))
-    commits = ", ".join(sorted({str(row["commit"])[:7] for row in rows}))
+    commits = ", ".join(sorted({short_commit(row["commit"]) for row in rows}))
     return "*Test images: {}; seed {}; {}; torch {}; commits {}.*".format(tested, *about, commits)
 
 
