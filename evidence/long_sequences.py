@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 import linvit
 import linvit.kernels.cpu
 from evidence.rows import EVIDENCE, ROOT, Call
-from linvit.analysis.figures import colours_of, panel_grid
+from linvit.analysis.figures import colours_of, panel_grid, svg
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.analysis.probe import MIXED, Probe, visit
 from linvit.analysis.rank import rank_measures
@@ -34,6 +34,7 @@ from linvit.analysis.report import short_commit
 from linvit.analysis.scores import entropy, evenly, score_rows
 from linvit.data.images.small import Cifar, Pixels
 from linvit.environment import commit, processor
+from linvit.files import write_text
 from linvit.layers.operator import Lesson
 from linvit.models.linearizing import lessons
 from linvit.tasks.students import relative_errors
@@ -381,8 +382,7 @@ def write_page(ledger: Path = LEDGER) -> None:
     page, rows = EVIDENCE / "long.md", rows_of(ledger)
     text = NOT_RUN
     if rows:
-        figure = over_tokens(rows)
-        figure.savefig(EVIDENCE / "long.svg")
+        write_text(EVIDENCE / "long.svg", svg(over_tokens(rows)))
         shown = "![Accuracy, error, rank and entropy over tokens](long.svg)"
         text = "\n\n".join((shown, markdown_rows(cells(rows), left=3), caption(rows)))
     replace_between_marks(page, text, *marks("long"))
