@@ -110,12 +110,15 @@ def plan(rows: Sequence[Row], options: argparse.Namespace) -> Iterator[Network]:
         if not options.dry and not (folder and folder.is_dir()):
             what = f"there is no folder {folder}" if folder else "its folder is not given"
             raise ValueError(f"{rows[0].table} needs {data}, but {what}: set --{OPTIONS[data]}.")
+    if options.weights and not options.dry and not options.weights.is_dir():
+        raise ValueError(f"There is no folder {options.weights}: correct --weights, or leave it out.")
     missing, planned = dict[Path, None](), set()
     for row in rows:
         values = read_recipe(row.recipe)
         folder = options.runs / Path(values["folder"]).name
         root = getattr(options, OPTIONS[row.data]) or Path("/data") / OPTIONS[row.data]
-        devices = options.devices or re.findall(r"trainer\.devices=(\d+)", row.command)[0]
+        [paper] = re.findall(r"trainer\.devices=(\d+)", row.command)
+        devices = paper if options.devices is None else options.devices
         words = ["train", row.recipe, "--resume", f"folder={folder}", f"data.root={root}", f"trainer.devices={devices}"]
         if init := first_weights(row, values, options):
             words.append(f"init={init}")

@@ -47,6 +47,11 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(refuse
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps is 0, expected"),
         ("model.features_only=true", "cannot be created with model.features_only"),
         ("model.name=ravlt_nanno", "Unknown model 'ravlt_nanno': did you mean 'ravlt_nano'?"),
+        ("model.name=''", "model.name is '', expected the name of a model"),
+        (
+            "model={name: deit_tiny_mala, mechanism: rala}",
+            "model.mechanism is set by deit_tiny_mala itself: leave it out",
+        ),
         ("model.drop_pth_rate=0.1", "ravlt_nano has no argument 'drop_pth_rate': did you mean model.drop_path_rate?"),
         ("task.lable_smoothing=0.1", "Did you mean 'task.label_smoothing'?"),
         ("optimiser.lr=1e-3", "Did you mean 'optimizer'?"),

@@ -64,6 +64,11 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
             raise
         raise ValueError(f"The weights in {file} do not fit {name}: give weights of this network.") from error
     except TypeError as error:
+        twice = re.search(r"got multiple values for (?:keyword )?argument '(\w+)'", str(error))
+        if twice:
+            raise SettingError(
+                f"`{twice[1]}` is set by {name} itself: leave it out, or choose another model."
+            ) from error
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
         base = arguments.get("base", name)
         names = (name, str(base["name"] if isinstance(base, Mapping) else base))
@@ -101,7 +106,7 @@ def bundled_names() -> list[str]:
 
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
-    if not isinstance(name, str):
+    if not name or not isinstance(name, str):
         raise SettingError(
             f"`name` is {quoted(name)}, expected the name of a model: set it to one that `linvit models` lists."
         )

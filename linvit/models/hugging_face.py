@@ -168,6 +168,11 @@ def _check_supported(
             f"{where} drops {dropout:g} of its scores in training, expected 0, because there are none: set the dropout "
             "of attention to 0 in the configuration (`attention_dropout` or `attention_probs_dropout_prob`)."
         )
+    if attention_mask is not None and attention_mask.ndim == 4 and attention_mask.is_floating_point():
+        raise SettingError(
+            f"{where} got a mask of {attention_mask.dtype}, such as a teacher with attention 'eager' makes, expected"
+            " one of bool: call teacher.set_attn_implementation('sdpa')."
+        )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError(
             f"{where} got a mask of shape {tuple(attention_mask.shape)}, expected one of padding, (batch, tokens): "

@@ -4,10 +4,10 @@
 mappings of the arguments of the teacher, such as pixel_values, or input_ids and attention_mask.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from linvit.arguments import check_network
 from linvit.errors import SettingError, refuse
 from linvit.models.hugging_face import attention_layers, linear_layers, of_transformers
+from linvit.ranges import Range, check
 
 Batch = Mapping[str, Any]
 MASKS = ("attention_mask", "pixel_attention_mask")
@@ -40,7 +41,8 @@ def attention_errors(student: Any, teacher: Any, **inputs: Any) -> Tensor:
 
     def compare(learning: nn.Module, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         with torch.enable_grad():
-            given, wanted = (counted(tokens, inputs) for tokens in (learning(*args, **kwargs)[0], output[0]))
+            outputs = (x if isinstance(x, Tensor) else x[0] for x in (learning(*args, **kwargs), output))
+            given, wanted = (counted(tokens, inputs) for tokens in outputs)
             errors.append(relative_error(given, wanted))
 
     with ExitStack() as stack, torch.no_grad():
@@ -69,7 +71,8 @@ def align(student: Any, teacher: Any, batches: Collection[Batch], *, rate: float
     Returns:
         The error of each step, mean over the layers.
 
-    Raises SettingError for a student that was not made from the teacher, one without linear layers, and no batches.
+    Raises SettingError for a student that was not made from the teacher, is frozen, or has no linear layers or weights
+    in float16, and for no batches.
     """
     check_pair(student, teacher, batches)
     learned = [p for layer in _learning(student) for p in layer.parameters()]
@@ -107,6 +110,14 @@ def _train(
     learned: Iterable[nn.Parameter], error: Callable[[Batch], Tensor], batches: Collection[Batch], rate: float
 ) -> list[float]:
     """A step on the error of each batch; returns the errors."""
+    check({"rate": Annotated[float, Range(above=0)]}, {"rate": rate})
+    learned = [p for p in learned if p.requires_grad]
+    refuse(
+        not learned and "`student` is frozen, expected weights that can be learned: call student.requires_grad_().",
+        any(p.dtype == torch.float16 for p in learned)
+        and "`student` has weights in float16, whose steps are lost in rounding: train both models in float32, and"
+        " convert the student then.",
+    )
     optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(batches) + 1, pct_start=0.1)
     errors = []
@@ -122,7 +133,7 @@ def _train(
     return errors
 
 
-def check_pair(student: Any, teacher: Any, batches: object) -> None:
+def check_pair(student: Any, teacher: Any, batches: Any) -> None:
     """Raises TypeError for what is no network, SettingError for a pair and for batches that cannot be learned from."""
     for name, model in (("student", student), ("teacher", teacher)):
         check_network(name, model)
@@ -131,6 +142,13 @@ def check_pair(student: Any, teacher: Any, batches: object) -> None:
             and f"`{name}` is a {type(model).__name__}, expected a model of transformers: train a network of timm with"
             " the tasks alignment and transfer."
         )
+    try:
+        number = len(batches)
+    except TypeError:  # also a DataLoader whose dataset has no length
+        number = None
+    widths = [
+        [p.shape for layer in attention_layers(model) for p in layer.parameters()] for model in (student, teacher)
+    ]
     kinds = [
         f"{type(model).__name__} with {len(attention_layers(model))} attention layers" for model in (student, teacher)
     ]
@@ -138,13 +156,16 @@ def check_pair(student: Any, teacher: Any, batches: object) -> None:
         kinds[0] != kinds[1]
         and f"`student` is a {kinds[0]} and `teacher` a {kinds[1]}, expected the same: make the student with"
         " linvit.linearize(teacher, …).",
+        widths[0] != widths[1]
+        and "`student` and `teacher` have attention of different widths, expected the same: make the student with"
+        " linvit.linearize(teacher, …).",
         linear_layers(teacher)
         and "`teacher` has linear attention, expected softmax attention alone: make the student with linvit.linearize,"
         " which copies its teacher.",
-        not isinstance(batches, Sized)
-        and f"`batches` is a {type(batches).__name__}, expected a list or a DataLoader: their number sets the learning"
-        " rates.",
-        isinstance(batches, Sized) and not len(batches) and "`batches` is empty, expected at least one: add some.",
+        number is None
+        and f"`batches` is a {type(batches).__name__}, expected a list or a DataLoader of known length: their number"
+        " sets the learning rates.",
+        number == 0 and "`batches` is empty, expected at least one: add some.",
     )
     _learning(student)
 
@@ -187,5 +208,7 @@ def counted(tokens: Tensor, batch: Batch) -> Tensor:
 
 
 def relative_error(given: Tensor, wanted: Tensor) -> Tensor:
-    """|given - wanted|² / |wanted|², a number."""
-    return (given - wanted).square().sum() / wanted.square().sum()
+    """|given - wanted|² / |wanted|², a number in float32 at least; 0 if both are 0 everywhere."""
+    dtype = torch.promote_types(wanted.dtype, torch.float32)
+    given, wanted = given.to(dtype), wanted.to(dtype)
+    return (given - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(dtype).tiny)

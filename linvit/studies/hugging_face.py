@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from linvit.bench.options import Threads
+from linvit.files import check_writable
 from linvit.layers.operator import Lesson
 from linvit.models.hugging_face import attention_layers, linear_layers, set_attention
 from linvit.models.hugging_face_students import Batch, check_batch, check_pair, last_hidden_state, relative_error
@@ -66,6 +67,8 @@ def plan_for_transformers(
     batches = list(batches)
     for argument, batch in (("example", example), *(("batches", batch) for batch in batches)):
         check_batch(argument, batch)
+    if output is not None:
+        check_writable(output)  # before anything is measured
     hybrid = _hybrid(student.eval(), teacher)
     with torch.inference_mode():
         expected = [last_hidden_state(teacher.eval(), batch) for batch in batches]

@@ -11,7 +11,7 @@ from linvit.analysis.markdown import check_marks, marks
 from linvit.bench.machine import check_device
 from linvit.bench.options import Device, Threads
 from linvit.errors import SettingError
-from linvit.files import user_path
+from linvit.files import check_writable, user_path
 from linvit.models.linearizing import Origin, lessons, letters_of
 from linvit.ranges import Count, Range, check
 from linvit.runs import Run
@@ -76,6 +76,8 @@ def plan_linearization(
     task = run.task
     if not isinstance(task, Alignment):
         raise ValueError(f"The run {run.folder} is not of the task alignment: train a recipe with that task first.")
+    if folder is not None:
+        check_writable(folder)  # before anything is measured
     network, place = run.placed_network()
     hybrid = Hybrid(network, task.lessons, letters_of(task.to(place).original))
     batches = [images.to(place) for images in _batches(run, images)]

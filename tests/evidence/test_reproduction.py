@@ -82,6 +82,10 @@ def test_what_is_missing_is_said_in_one_sentence_before_anything_is_trained(caps
     assert "empty" in refused(capsys, TABLE, "--imagenet", tmp_path / "empty", *runs)
     wrong = refused(capsys, TABLE, "--imagenet", tmp_path, *runs, "--set", "data.sise=3")
     assert "Did you mean 'data.size'?" in wrong
+    none = refused(capsys, TABLE, "--imagenet", tmp_path, "--runs", tmp_path / "runs", "--devices", 0)
+    assert "trainer.devices is 0" in none
+    weights = refused(capsys, "RALA, Table 4", "--coco", tmp_path, "--weights", tmp_path / "nowhere")
+    assert "nowhere: correct --weights" in weights
     mixed = refused(capsys, "MALA, Table 10", "--imagenet", tmp_path)
     assert "MALA, Table 10 needs ADE20K" in mixed
     assert "no recipes for 'RALA, Table 2', expected one of RALA, Table 3; " in refused(capsys, "RALA, Table 2")

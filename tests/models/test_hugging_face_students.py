@@ -6,11 +6,13 @@ import re
 import pytest
 import timm
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 import linvit
 from linvit.errors import SettingError
 from linvit.models import align, attention_errors, transfer
 from linvit.models.hugging_face import attention_layers
+from linvit.models.hugging_face_students import relative_error
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
@@ -56,6 +58,25 @@ def test_every_linear_layer_learns_from_what_its_teacher_reads(name):
         optimizer.step()
     assert attention_errors(student, teacher, **inputs).item() < 0.5 * first
     assert all(p.grad is None for p in (*other.parameters(), *teacher.parameters()))
+
+
+def test_all_tokens_count_where_attention_returns_a_tensor_alone():
+    teacher = built("Qwen2-VL")
+    student = linvit.linearize(teacher, "linear", "LS")
+    inputs, read = ARCHITECTURES["Qwen2-VL"].inputs(), {}
+    for model in (teacher, student):  # its first layer reads what the teacher's does
+        layer = attention_layers(model)[0]
+        layer.register_forward_hook(lambda module, args, output, model=model: read.__setitem__(model, output))
+        ARCHITECTURES["Qwen2-VL"].read(model, **inputs)
+    given, wanted = read[student], read[teacher]
+    error = attention_errors(student, teacher, **inputs).item()
+    assert error == pytest.approx(((given - wanted).norm() / wanted.norm()).item() ** 2, rel=1e-5)
+
+
+def test_errors_of_large_activations_in_float16_are_finite():
+    wanted = torch.full((4, 300), 300.0).half()  # its square is larger than float16 has
+    assert relative_error(1.5 * wanted, wanted).item() == 0.25
+    assert relative_error(0 * wanted, 0 * wanted).item() == 0
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -127,6 +148,11 @@ def the_same_model():
     return (linvit.swap_attention(built("BERT"), "linear"),) * 2
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        raise NotImplementedError
+
+
 BATCHES = [TEXTS["BERT"].inputs()]
 MISTAKES = {
     "another class": (
@@ -139,6 +165,17 @@ MISTAKES = {
         BATCHES,
         "`student` is a BertModel with 3 attention layers and `teacher` a BertModel with 2 attention layers, expected",
     ),
+    "another width": (
+        lambda: (pair("BERT", hidden_size=48)[0], built("BERT")),
+        BATCHES,
+        "`student` and `teacher` have attention of different widths, expected the same",
+    ),
+    "frozen": (
+        lambda: (pair("BERT")[0].requires_grad_(False), built("BERT")),
+        BATCHES,
+        "`student` is frozen, expected weights that can be learned: call student.requires_grad_()",
+    ),
+    "float16": (lambda: [model.half() for model in pair("BERT")], BATCHES, "`student` has weights in float16"),
     "no linear layer": (lambda: pair("BERT", "SS"), BATCHES, "the network has kept softmax attention in all layers"),
     "a linear teacher": (the_same_model, BATCHES, "`teacher` has linear attention, expected softmax attention alone"),
     "no batches": (lambda: pair("BERT"), [], "`batches` is empty, expected at least one"),
@@ -147,12 +184,23 @@ MISTAKES = {
         iter(BATCHES),
         "`batches` is a list_iterator, expected a list or a DataLoader",
     ),
+    "a DataLoader without length": (
+        lambda: pair("BERT"),
+        DataLoader(Endless()),
+        "`batches` is a DataLoader, expected a list or a DataLoader of known length",
+    ),
     "a network of timm": (
         lambda: (timm.create_model("vit_tiny_patch16_224", depth=1), built("BERT")),
         BATCHES,
         "`student` is a VisionTransformer, expected a model of transformers",
     ),
 }
+
+
+def eager():
+    teacher = built("BERT")
+    teacher.set_attn_implementation("eager")
+    return linvit.linearize(teacher, "linear"), teacher
 
 
 def refused(learn, student, teacher, batches, sentence):
@@ -166,6 +214,16 @@ def test_what_cannot_be_learned_is_one_sentence(case):
     models, batches, sentence = MISTAKES[case]
     for learn in (align, transfer):
         refused(learn, *models(), batches, sentence)
+
+
+@pytest.mark.parametrize("rate", [0, -1e-3, float("nan"), "1e-3"])
+def test_a_rate_is_a_positive_number(rate):
+    with pytest.raises(SettingError, match=r"`rate` is .*, expected a number above 0"):
+        transfer(*pair("BERT"), BATCHES, rate=rate)
+
+
+def test_masks_of_eager_attention_have_their_own_sentence():
+    refused(align, *eager(), BATCHES, "call teacher.set_attn_implementation('sdpa')")
 
 
 def test_a_transfer_needs_the_last_hidden_state():

@@ -127,6 +127,10 @@ def test_what_a_plan_cannot_be(run, long_softmax, tmp_path, monkeypatch):
         plan_linearization(run, write=tmp_path / "page.md")
     with pytest.raises(ValueError, match="has no place for the tables: add the lines <!-- plan:begin -->"):
         plan_linearization(run, output=tmp_path / "plan", write=tmp_path / "page.md")
+    said = []
+    with pytest.raises(OSError, match="cannot be written"):
+        plan_linearization(run, images=4, output=tmp_path / "plan.md", progress=said.append)
+    assert not said
     other = train(write_student_recipe(tmp_path / "other", kind="classification"))
     with pytest.raises(ValueError, match="is not of the task alignment: train a recipe with that task first"):
         plan_linearization(other)

@@ -144,6 +144,10 @@ def test_what_a_plan_cannot_be(tmp_path):
     refused("`budget` is 10 ms, but the fastest pattern takes 30.00 ms: allow more time", budget=10, output=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["proposals"][-1]["ms"] == 30
     assert (tmp_path / "report.html").is_file()
+    said = []
+    with pytest.raises(OSError, match="cannot be written"):
+        plan_for_transformers(student, teacher, [batch], batch, output=tmp_path / "plan.json", progress=said.append)
+    assert not said
     refused("`budget` is 0, expected a number above 0", budget=0)
     refused("`batches` is empty, expected at least one", batches=())
     refused("`batches` has a Tensor, expected arguments of the models by name", batches=[batch["pixel_values"]])
