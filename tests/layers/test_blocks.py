@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 from golden_networks import filled, golden
+from torch.nn.functional import conv3d, linear, relu, rms_norm, silu
 from torch.testing import assert_close
 
 import linvit
@@ -15,6 +16,7 @@ from linvit.layers.mixer import ValueAttention
 from linvit.layers.operator import Operator, in_heads, merged
 from linvit.layers.recent_mechanisms import MHLAAttention
 from linvit.layers.token_attention import TokenAttention
+from linvit.ops import linear_attention, rotary_3d
 from linvit.parallel.layers import check_layers
 
 RECORDS = golden("mechanisms_2026")
@@ -85,6 +87,58 @@ def test_equals_the_released_layer(name, released):
     parameters = dict(layer.named_parameters())
     for key, norm in record["gradient_norms"].items():
         assert_close(parameters[our_name(key)].grad.norm().item(), norm, rtol=1e-8, atol=0)
+
+
+def video_layer(x, weights, mixing, layout, grid):
+    """The released layer of videos, from the operator: blocks in three dimensions, and the released denominator."""
+
+    def normed(t, name):
+        return rms_norm(t, t.shape[-1:], weights[f"{name}.weight"], eps=1e-6)
+
+    def cut(t):
+        return t[:, :, order].unflatten(2, (len(mixing), -1))
+
+    q, k, v, *gate = (
+        linear(x, weights[f"{n}.weight"], weights[f"{n}.bias"]) for n in "qkvg" if f"{n}.weight" in weights
+    )
+    query, key, value = in_heads(normed(q, "norm_q"), 2), in_heads(normed(k, "norm_k"), 2), in_heads(v, 2)
+    places = (torch.arange(side) * blocks // side for side, blocks in zip(grid, layout, strict=True))
+    numbers = torch.cartesian_prod(*places) @ torch.tensor([layout[1] * layout[2], layout[2], 1])
+    order = numbers.argsort(stable=True)
+    rotary = rotary_3d(grid, query.shape[-1], endpoint=False, dtype=x.dtype)
+    options = {"normalizer": "sum", "mixing": mixing, "blocks": numbers, "rotary": rotary}
+    read = linear_attention(query, key, value, feature_map="relu_eps", **options)
+    featured, masses = cut(relu(query) + 1e-6), cut(relu(key) + 1e-6).sum(3)
+    denominators = torch.einsum("ib, nhbwd, nhbd -> nhiw", mixing, featured, masses).flatten(2)[:, :, order.argsort()]
+    out = merged(normed(read / (denominators.unsqueeze(-1) + 1e-6), "g_norm"))
+    out = out * silu(gate[0]) if gate else out
+    if "lepe.weight" in weights:
+        local = conv3d(v.mT.unflatten(2, grid), weights["lepe.weight"], weights["lepe.bias"], padding=1, groups=48)
+        out = out + local.flatten(2).mT
+    return linear(out, weights["o.weight"], weights["o.bias"])
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "grid"), [("mhla_3d_image", (1, 2, 3), (1, 4, 6)), ("mhla_3d_video", (2, 2, 3), (4, 4, 6))]
+)
+def test_blocks_in_three_dimensions_make_the_released_layer_of_videos(name, layout, grid):
+    record = RECORDS[name]
+    weights = {key: value.requires_grad_() for key, value in filled(record["parameters"]).items()}
+    convolution = weights.pop("block_attn.conv.weight").detach().flatten(1).abs()
+    mixing = (convolution / len(convolution) ** 0.5).requires_grad_()  # the rule of the file: |n| / M
+    x = torch.from_numpy(np.random.RandomState(0).standard_normal(record["input_shape"])).requires_grad_()
+    out = video_layer(x, weights, mixing, layout, grid)
+    expected, gradient = record["output"], record["input_gradient"]
+    assert_close(
+        out.flatten()[expected["index"]], torch.tensor(expected["value"], dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
+    out.mul(torch.from_numpy(np.random.RandomState(1).standard_normal(out.shape))).sum().backward()
+    assert_close(
+        x.grad.flatten()[gradient["index"]], torch.tensor(gradient["value"], dtype=torch.float64), rtol=1e-8, atol=1e-8
+    )
+    for key, norm in record["gradient_norms"].items():
+        grad = mixing.grad if key.startswith("block_attn") else weights[key].grad
+        assert_close(grad.norm().item(), norm, rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("mechanism", ["linear", "mala", "rala", "inline", "polaformer", "mhla"])
