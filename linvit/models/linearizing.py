@@ -19,7 +19,7 @@ from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import nn
 
 from linvit.arguments import check_network
-from linvit.errors import SettingError
+from linvit.errors import SettingError, keys_of
 from linvit.layers.attention import AXES
 from linvit.layers.conformer import FrameAttention
 from linvit.layers.mechanisms import MECHANISMS
@@ -271,7 +271,8 @@ def _create(
     """
     check({"base": str | dict[str, Any], "swapped": bool}, {"base": base, "swapped": swapped})
     given = {"name": base} if isinstance(base, str) else dict(base)
-    check_model(given.get("name", ""))
+    with keys_of("base"):
+        check_model(given.get("name", ""))
     cfg = pretrained_cfg or timm.get_pretrained_cfg(given["name"]) or PretrainedCfg(**imagenet_cfg())
     if pretrained_cfg is None:
         cfg = replace(cfg, **NO_WEIGHTS, architecture=NAME)

@@ -41,7 +41,7 @@ def test_report_is_one_file_with_every_section(run, tmp_path):
     assert "Expected calibration error" in page
     assert '<meta name="viewport"' in page
     assert len(re.findall("<img ", page)) == 6
-    assert len(re.findall("<img class=drawn ", page)) == 3, "those without pixels are dark in dark mode"
+    assert len(re.findall("<img class=drawn ", page)) == 4, "those without pixels are dark in dark mode"
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
     assert "10 classes, 32×32 px" in page
     assert "judg" not in page
