@@ -256,4 +256,4 @@ def test_published_accuracy_stands_beside_rows_of_its_own_kind_only(page):
 def test_students_that_keep_their_teacher_s_accuracy():
     found = [p for mechanisms in evidence.kept().values() for _, p in mechanisms.values()]
     assert (sum(p <= 0.05 for p in found), len(found)) == (8, 9)
-    assert "eight of nine students are at most a point behind" in text(LINEAR)
+    assert "eight of nine students are at most one point behind" in text(LINEAR)
