@@ -108,10 +108,10 @@ def plan(rows: Sequence[Row], options: argparse.Namespace) -> Iterator[Network]:
     for data in dict.fromkeys(row.data for row in rows):
         folder = getattr(options, OPTIONS[data])
         if not options.dry and not (folder and folder.is_dir()):
-            what = f"there is no folder {folder}" if folder else "its folder is not given"
-            raise ValueError(f"{rows[0].table} needs {data}, but {what}: set --{OPTIONS[data]}.")
+            problem = f"the folder {folder} does not exist" if folder else "no folder was given for it"
+            raise ValueError(f"{rows[0].table} needs {data}, but {problem}: set --{OPTIONS[data]}.")
     if options.weights and not options.dry and not options.weights.is_dir():
-        raise ValueError(f"There is no folder {options.weights}: correct --weights, or leave it out.")
+        raise ValueError(f"The folder {options.weights} does not exist: correct --weights, or leave it out.")
     missing, planned = dict[Path, None](), set()
     for row in rows:
         values = read_recipe(row.recipe)

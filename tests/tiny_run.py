@@ -111,3 +111,18 @@ def check_resumes_bit_for_bit(recipe: Path, whole: Path, step: int, fewest: int 
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert differing(run, whole, fewest) == []
     assert curve(run) == curve(whole)
+
+
+def check_halves_make_a_batch(write: Callable[..., Path], folder: Path, half: int, rtol: float, atol: float, **groups):
+    """In float64 without augmentation, two accumulated batches of `half` images teach what one of both does."""
+    weights = []
+    for name, size, batches in (("whole", 2 * half, 2), ("halves", half, 4)):
+        trainer = {"precision": "64-true", "max_epochs": 1, "limit_train_batches": batches}
+        trainer["accumulate_grad_batches"] = batches // 2
+        data = {"max_shift": 0, "batch_size": size}
+        optimizer = {"name": "sgd", "lr": 0.1}
+        recipe = write(folder / name, data=data, trainer=trainer, optimizer=optimizer, **groups)
+        weights.append(content(train_folder(recipe))["state_dict"])
+    for name, value in weights[0].items():
+        if name.startswith(("network.", "projection.")):
+            torch.testing.assert_close(value, weights[1][name], rtol=rtol, atol=atol)

@@ -134,7 +134,11 @@ def _train(
 
 
 def check_pair(student: Any, teacher: Any, batches: Any) -> None:
-    """Raises TypeError for what is no network, SettingError for a pair and for batches that cannot be learned from."""
+    """Checks that the student can learn from this teacher on these batches.
+
+    Raises TypeError if student or teacher is not a network, and SettingError if the student was not made from the
+    teacher or has no linear layers, or if the number of batches is unknown or zero.
+    """
     for name, model in (("student", student), ("teacher", teacher)):
         check_network(name, model)
         refuse(
@@ -171,7 +175,7 @@ def check_pair(student: Any, teacher: Any, batches: Any) -> None:
 
 
 def check_batch(argument: str, batch: object) -> None:
-    """Raises SettingError for what is no mapping with tensors."""
+    """Raises SettingError for a batch that is not a mapping with tensors."""
     refuse(
         not (isinstance(batch, Mapping) and any(isinstance(x, Tensor) for x in batch.values()))
         and f"`{argument}` has a {type(batch).__name__}, expected arguments of the models by name, such as a dict with"

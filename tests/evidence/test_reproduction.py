@@ -76,8 +76,8 @@ def test_a_dry_run_prints_rows_commands_and_hours(capsys, tmp_path):
 def test_what_is_missing_is_said_in_one_sentence_before_anything_is_trained(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduction, "train", None)
     runs = ("--runs", tmp_path / "runs", "--devices", 1)
-    assert "RALA, Table 3 needs ImageNet-1k, but its folder is not given: set --imagenet." in refused(capsys, TABLE)
-    assert "there is no folder nowhere: set --imagenet" in refused(capsys, TABLE, "--imagenet", "nowhere")
+    assert "RALA, Table 3 needs ImageNet-1k, but no folder was given for it: set --imagenet." in refused(capsys, TABLE)
+    assert "the folder nowhere does not exist: set --imagenet" in refused(capsys, TABLE, "--imagenet", "nowhere")
     (tmp_path / "empty").mkdir()
     assert "empty" in refused(capsys, TABLE, "--imagenet", tmp_path / "empty", *runs)
     wrong = refused(capsys, TABLE, "--imagenet", tmp_path, *runs, "--set", "data.sise=3")
@@ -85,7 +85,7 @@ def test_what_is_missing_is_said_in_one_sentence_before_anything_is_trained(caps
     none = refused(capsys, TABLE, "--imagenet", tmp_path, "--runs", tmp_path / "runs", "--devices", 0)
     assert "trainer.devices is 0" in none
     weights = refused(capsys, "RALA, Table 4", "--coco", tmp_path, "--weights", tmp_path / "nowhere")
-    assert "nowhere: correct --weights" in weights
+    assert "nowhere does not exist: correct --weights" in weights
     mixed = refused(capsys, "MALA, Table 10", "--imagenet", tmp_path)
     assert "MALA, Table 10 needs ADE20K" in mixed
     assert "no recipes for 'RALA, Table 2', expected one of RALA, Table 3; " in refused(capsys, "RALA, Table 2")

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_model
-from tiny_run import check_resumes_bit_for_bit, content, write_merged
+from tiny_run import check_halves_make_a_batch, check_resumes_bit_for_bit, content, write_merged
 from tiny_students import BASE
 
 import linvit
@@ -99,25 +99,9 @@ def test_a_killed_run_resumes_bit_for_bit(step, teacher, run, tmp_path):
 
 @pytest.mark.slow
 def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
-    """In float64, of a network without batch norms: the layer beside it, too, learns once a step."""
-    model, precise = {**BASE, "patch_size": 16, "embed_dim": 24}, {"precision": "64-true", "max_epochs": 1}
-    common = {"model": model, "task": {"teacher": str(teacher)}, "optimizer": {"name": "sgd", "lr": 0.1}}
-    whole = write(
-        tmp_path / "whole",
-        **common,
-        data={"max_shift": 0, "batch_size": 16},
-        trainer={**precise, "limit_train_batches": 2},
-    )
-    halves = write(
-        tmp_path / "halves",
-        **common,
-        data={"max_shift": 0},
-        trainer={**precise, "limit_train_batches": 4, "accumulate_grad_batches": 2},
-    )
-    ours, theirs = (content(train_folder(recipe))["state_dict"] for recipe in (whole, halves))
-    for name, value in ours.items():
-        if name.startswith(("network.", "projection.")):
-            torch.testing.assert_close(value, theirs[name], rtol=1e-9, atol=1e-11)
+    """Of a network without batch norms; the layer beside it, too, learns once a step."""
+    groups = {"model": {**BASE, "patch_size": 16, "embed_dim": 24}, "task": {"teacher": str(teacher)}}
+    check_halves_make_a_batch(write, tmp_path, half=8, rtol=1e-9, atol=1e-11, **groups)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tiers import quick
-from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c
+from tiny_run import At, check_halves_make_a_batch, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c
 from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
@@ -59,25 +59,10 @@ def test_accumulated_batches_and_a_moving_average_resume_too(teacher, tmp_path):
 
 @pytest.mark.slow
 def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
-    """In float64 without augmentation; as two processes share a batch."""
-    groups = {"task": {"teacher": str(teacher)}, "optimizer": {"name": "sgd", "lr": 0.1}}
-    precise = {"precision": "64-true", "max_epochs": 1}
-    whole = write_student_recipe(
-        tmp_path / "whole",
-        **groups,
-        data={"max_shift": 0, "batch_size": 32},
-        trainer={**precise, "limit_train_batches": 2},
+    """As two processes share a batch."""
+    check_halves_make_a_batch(
+        write_student_recipe, tmp_path, half=16, rtol=1e-10, atol=1e-12, task={"teacher": str(teacher)}
     )
-    halves = write_student_recipe(
-        tmp_path / "halves",
-        **groups,
-        data={"max_shift": 0},
-        trainer={**precise, "limit_train_batches": 4, "accumulate_grad_batches": 2},
-    )
-    ours, theirs = (content(train_folder(recipe))["state_dict"] for recipe in (whole, halves))
-    for name, value in ours.items():
-        if name.startswith("network."):
-            torch.testing.assert_close(value, theirs[name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("task", quick(TASKS, ["alignment"]))
