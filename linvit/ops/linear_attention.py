@@ -96,7 +96,7 @@ def linear_attention(
         results are float32 (float64 for float64 inputs), under autocast too.
 
     Raises:
-        TypeError: for an argument that is no tensor or Rotary.
+        TypeError: for an argument that should be a tensor or a Rotary and is not.
         ValueError: for anything but a known name where one is expected, shapes, dtypes, devices or masks that do not
             fit together, a combination without a causal (or bidirectional) form, or a kernel that cannot run; the
             message says what to use.

@@ -59,8 +59,8 @@ def plan_for_transformers(
         output: folder for report.html, plan.md, plan.json and the figure; None writes nothing.
         progress: called with a line before each step.
 
-    Raises SettingError as `linvit.models.transfer`, for an example that is no mapping of tensors, and for a budget that
-    no pattern meets; the plan is written before that.
+    Raises SettingError as `linvit.models.transfer`, for an example that is not a mapping of tensors, and for a budget
+    that no pattern meets; the plan is written before that.
     """
     check(ARGUMENTS, {"budget": budget, "threads": threads, "rounds": rounds})
     check_pair(student, teacher, batches)

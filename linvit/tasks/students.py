@@ -118,7 +118,7 @@ class Transfer(StudentTask):
 
     Layers after those features, such as a classifier, are not trained. A student of another shape than its teacher
     learns the teacher's last map of normalized features: its own last map goes through a linear layer, which is trained
-    with it and no part of its weights, and is resized to the teacher's.
+    with it but is not part of its weights, and is then resized to the teacher's.
 
     Args:
         network: The student, a linearized network or one of another shape than its teacher.

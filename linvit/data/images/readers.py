@@ -228,7 +228,7 @@ class Stream(IterableDataset[Any]):
             yield from self.dataset
         except KeyError as error:  # of timm's table of classes
             raise SettingError(
-                f"The stream has images of the class {error}, which `class_map` has not: add it."
+                f"The stream has images of the class {error}, which is missing from `class_map`: add it."
             ) from error
 
 

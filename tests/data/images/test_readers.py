@@ -122,7 +122,7 @@ def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
     pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))  # the shards have numbers
     source = streamed(shards, class_map=str(tmp_path / "names.txt"))
-    with pytest.raises(SettingError, match=r"images of the class \d, which `class_map` has not: add it"):
+    with pytest.raises(SettingError, match=r"images of the class \d, which is missing from `class_map`: add it"):
         read(source.val_dataloader())
 
 
