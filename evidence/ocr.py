@@ -25,6 +25,7 @@ from evidence.passages import chosen_books
 from evidence.rows import EVIDENCE, Call
 from evidence.text_lines import HELD_OUT_FONTS, SEEN_FONTS, Line, by_width, lines_of, normalized
 from evidence.text_recognizer import BLANK, Reader, Recognizer, decode, linearized, load_recognizer
+from linvit.models.hugging_face_students import relative_error
 from linvit.studies.comparison import Say
 from linvit.studies.pool import Ledger
 
@@ -156,10 +157,6 @@ POINTS = 5
 """Of the curve of a stage."""
 
 
-def relative(given: Tensor, wanted: Tensor) -> Tensor:
-    return (given - wanted).square().sum() / wanted.square().sum()
-
-
 def attention_error(student: Reader, teacher: Reader, features: Tensor) -> Tensor:
     """|student - teacher|² / |teacher|² of what a linear attention gives where it reads what the teacher's reads.
 
@@ -173,7 +170,7 @@ def attention_error(student: Reader, teacher: Reader, features: Tensor) -> Tenso
             read = block.norm1(x)
             wanted, x = block.attn(read), block(x)
         if learning.attn.mechanism != "softmax":
-            errors.append(relative(learning.attn(read), wanted))
+            errors.append(relative_error(learning.attn(read), wanted))
     return torch.stack(errors).mean()
 
 
@@ -183,7 +180,7 @@ def distillation(student: Reader, teacher: Reader, classes: Tensor, features: Te
         wanted = teacher.states(features).flatten(0, 1)
     given, (weight, bias) = student.states(features).flatten(0, 1), (teacher.head.weight, teacher.head.bias)
     logs = [(states @ weight[classes].T + bias[classes]).log_softmax(-1) for states in (given, wanted)]
-    return kl_div(logs[0], logs[1], log_target=True, reduction="batchmean") + relative(given, wanted)
+    return kl_div(logs[0], logs[1], log_target=True, reduction="batchmean") + relative_error(given, wanted)
 
 
 def steps_of(student: Reader, loss: Step, batches: Iterable[Tensor], steps: int, rate: float) -> Iterator[int]:
