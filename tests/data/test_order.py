@@ -22,8 +22,8 @@ class Noise(Dataset):
         return 20
 
 
-def batches(epoch=0, reached=(0, 0), workers=0, seed=0):
-    order = ShuffledOrder(20, seed)
+def batches(epoch=0, reached=(0, 0), workers=0, seed=0, repeats=1):
+    order = ShuffledOrder(20, seed, repeats)
     loader = ResumableBatches(
         Augmented(Noise(), seed), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
     )
@@ -142,25 +142,17 @@ def test_repeated_augmentation_is_that_of_timm(monkeypatch, ranks, length, world
         assert len(ours) == len(theirs)
 
 
-def repeated(epoch=0, reached=(0, 0), workers=0):
-    order = ShuffledOrder(20, 0, repeats=3)
-    loader = ResumableBatches(
-        Augmented(Noise(), 0), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
-    )
-    order.set_epoch(epoch)
-    return loader
-
-
 def test_copies_of_an_image_are_augmented_differently():
-    pairs = drawn(repeated()).flatten(0, 1)
+    pairs = drawn(batches(repeats=3)).flatten(0, 1)
     assert torch.equal(pairs[:3, 0], pairs[:1, 0].expand(3))
     assert len(set(pairs[:, 1].tolist())) == 20
     assert len(set(pairs[:, 0].tolist())) == 7
 
 
 def test_repeated_augmentation_resumes_exactly():
-    assert torch.equal(drawn(repeated(epoch=2, reached=(2, 3))), drawn(repeated(epoch=2))[3:])
-    assert torch.equal(drawn(repeated(workers=2)), drawn(repeated()))
+    whole = drawn(batches(epoch=2, repeats=3))
+    assert torch.equal(drawn(batches(epoch=2, reached=(2, 3), repeats=3)), whole[3:])
+    assert torch.equal(drawn(batches(epoch=2, workers=2, repeats=3)), whole)
 
 
 @pytest.mark.parametrize("world", [1, 2])

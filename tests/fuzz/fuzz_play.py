@@ -25,18 +25,9 @@ MEMORY = 6 * GIB  # above what the process has
 LINES, LONGEST = 14, 600
 ENDS = (0, 1, 2, 130)
 RAW = (
-    "Traceback",
-    "Union[",
-    "Union subtypes",
-    "jsonargparse",
-    "Parser key",
-    "NoneType",
-    "object has no attribute",
-    "positional argument",
-    "Errno",
-    ".tmp",
-    "<class '",
-)
+    "Traceback", "Union[", "Union subtypes", "jsonargparse", "Parser key", "NoneType", "object has no attribute",
+    "positional argument", "Errno", ".tmp", "<class '",
+)  # fmt: skip
 """What no sentence for a user contains."""
 USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 EVIL, MARK = "evil.py", "code_of_the_recipe_ran"

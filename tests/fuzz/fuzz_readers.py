@@ -20,10 +20,19 @@ import numpy as np
 import onnx
 import timm
 import torch
-from dense_formats import write_id_maps, write_label_maps, write_masks, write_panoptic, write_voc, write_yolo
+from dense_formats import (
+    write_id_maps,
+    write_image,
+    write_label_maps,
+    write_masks,
+    write_panoptic,
+    write_voc,
+    write_yolo,
+)
 from fuzz_files import BAD_FILES
 from fuzz_play import Case, call, command
 from fuzz_run import HOME, tiny_folder
+from hostile import ODD, bytes_changed, coco_content, other
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -37,32 +46,11 @@ from linvit.deploy.formats import FORMATS
 from linvit.deploy.runtimes import openvino_core
 from linvit.streaming import run_in_strips
 
-ODD: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), 1e308, "", "x", "evil.X", "../x", "/dev/zero", "a\0b"]
-ODD += ["[/b]", "\x1b[31m", "x" * 3000, [], [1], [[1]], [None] * 3, ["x"] * 4, {}, {"x": {}}, [10**6] * 4, "hf-hub:a/b"]
 WORDS = [*(x if isinstance(x, str) else json.dumps(x) for x in ODD), "9" * 5000, "1e400", "\u202e", "&x;", "<x/>", "*x"]
 WORDS += ["../../../../etc/passwd", "!!python/object/apply:evil.f [x]", "\udcff", "\u2028", "inf", "0x10", "1_0", "٣"]
 PICKLE = b"cevil\nX\n(tR."  # imports evil
 REFUSED = {"fifo", "device", "folder", "link to itself", "bomb"}
 """The damages after which no file can be read."""
-
-
-def other(value: Any, random: Random, depth: int = 0) -> Any:
-    """A JSON value in which one thing is another."""
-    if not isinstance(value, dict | list) or not value or (depth > 2 and random.random() < 0.15):
-        return random.choice(ODD)
-    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
-    changed = value.copy()
-    changed[key] = other(value[key], random, depth + 1)
-    if random.random() < 0.1:
-        del changed[key]
-    return changed
-
-
-def bytes_changed(content: bytes, random: Random, number: int, within: int | None = None) -> bytes:
-    changed = bytearray(content)
-    for _ in range(number if content else 0):
-        changed[random.randrange(len(content[:within]))] = random.randrange(256)
-    return bytes(changed)
 
 
 def word_changed(content: bytes, random: Random) -> bytes:
@@ -125,21 +113,9 @@ def xml_changed(content: bytes, random: Random) -> bytes:
 
 def yaml_changed(content: bytes, random: Random) -> bytes:
     bomb = "x0: &x0 [x,x]\n" + "".join(f"x{n}: &x{n} [{f'*x{n - 1},' * 9}]\n" for n in range(1, 12)) + "names: *x11\n"
-    odd = [
-        bomb,
-        "names: &x [*x]",
-        "names: " + "[" * 5000,
-        "names: !!python/object/apply:evil.f []",
-        "names: {1: a, 1: b}",
-    ]
-    odd += [
-        "- names",
-        "names: {<<: {0: a}}",
-        "names: !evil.X {0: a}",
-        "names: 2026-99-99",
-        "names: {0: a, 10000000: b}",
-    ]
-    return random.choice(odd).encode()
+    odd = ["&x [*x]", "[" * 5000, "!!python/object/apply:evil.f []", "{1: a, 1: b}", "{<<: {0: a}}", "!evil.X {0: a}"]
+    odd += ["2026-99-99", "{0: a, 10000000: b}"]
+    return random.choice([bomb, "- names", *(f"names: {value}" for value in odd)]).encode()
 
 
 CHANGES: dict[str, Callable[[bytes, Random], bytes]] = {
@@ -484,6 +460,14 @@ def predict_weights(file: str) -> int:
     return predict("--model", "ravlt_nano", "--checkpoint", file)
 
 
+def write_coco(folder: Path) -> None:
+    for split in ("train", "val"):
+        write_image(folder / f"{split}2017" / "a.jpg", (20, 30))
+        path = folder / "annotations" / f"instances_{split}2017.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(coco_content()))
+
+
 def write_labels(folder: Path) -> None:
     for name in "abcd":
         Image.new("RGB", (33, 32)).save(folder / f"{name}.png")
@@ -623,6 +607,7 @@ READERS: dict[str, dict[str, Reader]] = {
         "masks": Reader(write_masks, "*/*/masks/*.png", check),
         "maps of objects": Reader(write_id_maps, "*/PedMasks/*.png", check),
         "label maps": Reader(write_label_maps, "*annot/*.png classes.txt", check),
+        "COCO": Reader(write_coco, "annotations/*.json", check),
         "panoptic": Reader(write_panoptic, "annotations/*.json annotations/*/*.png", check),
         "labels": Reader(write_labels, "labels.csv *.png", check),
         "speech": Reader(write_speech, "*/*/*/*.txt */*/*/*.wav */*/*/*.flac", check),

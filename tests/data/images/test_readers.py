@@ -22,6 +22,7 @@ def tars(root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shards(root, tmp_path_factory):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     return write_shards(root, tmp_path_factory.mktemp("shards"))
 
 
@@ -103,7 +104,6 @@ def test_folders_named_by_numbers_are_class_indices(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_a_stream_validates_every_image_once(shards, root, workers):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     images, targets = read(streamed(shards, num_workers=workers).val_dataloader())
     theirs, labels = read(ImageFolder(str(root), **OPTIONS).val_dataloader())
     assert sorted(zip(images.sum((1, 2, 3)).tolist(), targets.tolist(), strict=True)) == sorted(
@@ -112,14 +112,12 @@ def test_a_stream_validates_every_image_once(shards, root, workers):
 
 
 def test_a_stream_trains_for_its_length(shards):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     loader = streamed(shards).train_dataloader()
     assert len(loader) == 3
     assert read(loader)[0].shape == (12, 3, 32, 32)
 
 
 def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))  # the shards have numbers
     source = streamed(shards, class_map=str(tmp_path / "names.txt"))
     with pytest.raises(SettingError, match=r"images of the class \d, which is missing from `class_map`: add it"):
@@ -127,7 +125,6 @@ def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
 
 
 def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     with pytest.raises(ValueError, match=r"`repeats` is 3, but the reader wds/pictures is a stream"):
         streamed(shards, repeats=3)
     streamed(shards).load_state_dict({"reached": (0, 1)})
