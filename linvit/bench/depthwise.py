@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.bench.exactness import Deviation, relative_error
+from linvit.bench.exactness import Deviation, error_in, relative_error
 from linvit.kernels import depthwise_convolutions
 
 Size = tuple[int, int]
@@ -121,7 +121,6 @@ def deviations_of(work: Work, given: Operands, dtype: torch.dtype) -> list[Devia
     unit, names = torch.finfo(dtype).eps / 2, ["output", *(f"gradient {i}" for i in range(len(given.leaves())))]
     rows = []
     for name, ours, torchs, exact in zip(names, kernels, twins, truth, strict=True):
-        error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
         allowed = 2 * max(relative_error(torchs, exact), unit) + (OF_GELU if work.gelu else 0.0)
-        rows.append(Deviation(name, error, allowed))
+        rows.append(Deviation(name, error_in(dtype, ours, exact), allowed))
     return rows

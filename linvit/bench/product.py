@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.bench.depthwise import OF_GELU
-from linvit.bench.exactness import Deviation, relative_error
+from linvit.bench.exactness import Deviation, error_in, relative_error
 from linvit.kernels import surrounded_product
 from linvit.layers.product import composed
 
@@ -98,6 +98,6 @@ def deviation_of(layer: Layer, given: dict[str, Any], dtype: torch.dtype) -> Dev
     """
     rounded = cast_to(dtype, given)
     exact, ours, torchs = composed(**cast_to(torch.float64, rounded)), kernel(rounded), composed(**rounded)
-    error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
     allowed = 2 * max(relative_error(torchs, exact), torch.finfo(dtype).eps / 2)
-    return Deviation("output", error, allowed + (OF_GELU if layer.activation == "gelu" else 0.0))
+    allowed += OF_GELU if layer.activation == "gelu" else 0.0
+    return Deviation("output", error_in(dtype, ours, exact), allowed)

@@ -36,12 +36,15 @@ def read(loader):
     return torch.cat(images), torch.cat(targets)
 
 
+def assert_reads_as_the_folder(data, root, loaders=("val_dataloader", "train_dataloader")):
+    folder = ImageFolder(str(root), **OPTIONS)
+    assert data.class_names == folder.class_names == list(CLASSES)
+    for loader in loaders:
+        assert all(map(torch.equal, read(getattr(data, loader)()), read(getattr(folder, loader)())))
+
+
 def test_a_folder_reads_as_imagefolder_does(root):
-    ours, theirs = TimmImages(str(root), **OPTIONS), ImageFolder(str(root), **OPTIONS)
-    assert ours.class_names == theirs.class_names == list(CLASSES)
-    for loader in ("val_dataloader", "train_dataloader"):
-        for one, two in zip(read(getattr(ours, loader)()), read(getattr(theirs, loader)()), strict=True):
-            assert torch.equal(one, two)
+    assert_reads_as_the_folder(TimmImages(str(root), **OPTIONS), root)
 
 
 def test_hidden_files_and_folders_are_not_read(root, tmp_path):
@@ -51,9 +54,7 @@ def test_hidden_files_and_folders_are_not_read(root, tmp_path):
         for name in (f"{CLASSES[0]}/._x.png", f"{CLASSES[0]}/.ipynb_checkpoints/x.png", ".trash/x.png"):
             (copy / split / name).parent.mkdir(exist_ok=True)
             shutil.copy(image, copy / split / name)
-    with_hidden, without = TimmImages(str(copy), **OPTIONS), TimmImages(str(root), **OPTIONS)
-    assert with_hidden.class_names == without.class_names == list(CLASSES)
-    assert torch.equal(read(with_hidden.val_dataloader())[1], read(without.val_dataloader())[1])
+    assert_reads_as_the_folder(TimmImages(str(copy), **OPTIONS), root, ["val_dataloader"])
 
 
 @pytest.mark.parametrize(("link", "target"), [("train/self", "."), (f"val/{CLASSES[1]}/x", "../../train")])
@@ -67,10 +68,7 @@ def test_links_that_lead_round_in_circles_are_named(root, tmp_path, link, target
 
 def test_a_tar_file_reads_as_its_folder_does(root, tars):
     data = TimmImages(str(tars / "train.tar"), val_root=str(tars / "val.tar"), **OPTIONS)
-    folder = ImageFolder(str(root), **OPTIONS)
-    for loader in ("val_dataloader", "train_dataloader"):
-        for one, two in zip(read(getattr(data, loader)()), read(getattr(folder, loader)()), strict=True):
-            assert torch.equal(one, two)
+    assert_reads_as_the_folder(data, root)
 
 
 def test_indexed_readers_resume_in_the_middle_of_an_epoch(tars):
@@ -138,9 +136,4 @@ def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
 
 def test_a_hugging_face_data_set(root, tmp_path):
     pytest.importorskip("datasets", reason="timm reads Hugging Face data sets with the package datasets")
-    data = TimmImages(str(tmp_path), f"hfds/{root}", **OPTIONS)
-    assert data.class_names == list(CLASSES)
-    for one, two in zip(
-        read(data.val_dataloader()), read(ImageFolder(str(root), **OPTIONS).val_dataloader()), strict=True
-    ):
-        assert torch.equal(one, two)
+    assert_reads_as_the_folder(TimmImages(str(tmp_path), f"hfds/{root}", **OPTIONS), root, ["val_dataloader"])
