@@ -5,12 +5,16 @@ into a folder and return their paths. `ODD_NAMES` are names that files can have.
 when it is decoded only claims to be so, and no reader may believe it.
 """
 
+import contextlib
 import io
 import json
 import os
+import resource
+import signal
 import socket
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +31,33 @@ ODD_NAMES = (
 )  # fmt: skip
 HIDDEN_NAMES = (".DS_Store", "Thumbs.db", "._x.{0}", ".ipynb_checkpoints/x-checkpoint.{0}")
 EXIF_ORIENTATION = 0x0112
+
+
+class HangError(BaseException):
+    """Not an Exception, so that nothing on the way catches it."""
+
+
+@contextlib.contextmanager
+def limits(seconds: int, memory: int) -> Iterator[None]:
+    """Raises HangError after some time, and lets an allocation fail before it hurts the machine.
+
+    memory: in bytes, above what the process has.
+    """
+
+    def hang(*_: Any) -> None:
+        raise HangError(f"not done after {seconds} s")
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory, hard))
+    handler = signal.signal(signal.SIGALRM, hang)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def write_hostile_images(folder: Path, random: Random) -> list[Path]:

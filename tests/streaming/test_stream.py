@@ -3,6 +3,7 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -330,17 +331,40 @@ def test_a_full_disk(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.map"))
 
 
+def nano(**options):
+    return timm.create_model("mavit_nano", **options).eval()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"network": "training"}, "is in training mode, expected evaluation mode"),
+        ({"network": lambda: nano().train()}, "is in training mode, expected evaluation mode"),
         (
-            {"network": "softmax"},
+            {"network": partial(nano, pattern="LLLS")},
             "stages.3.blocks.0.attn.operator is softmax attention, which needs all tokens at once",
         ),
-        ({"network": "learned"}, "has the weighting 'learned', which cannot be computed strip by strip"),
-        ({"network": "resnet"}, "`network` is a ResNet, expected a RAVLT, MAViT or CARE"),
-        ({"network": "ragged"}, "The image is 65 px high, expected a multiple of 32 for a segmentor"),
+        (
+            {"network": partial(nano, attention={"weighting": "learned"})},
+            "has the weighting 'learned', which cannot be computed strip by strip",
+        ),
+        (
+            {"network": lambda: timm.create_model("resnet10t").eval()},
+            "`network` is a ResNet, expected a RAVLT, MAViT",
+        ),
+        (
+            {
+                "network": lambda: SemanticFPN(DenseBackbone("mavit_nano"), 4, 16).eval(),
+                "image": torch.zeros(1, 3, 65, 64),
+            },
+            "The image is 65 px high, expected a multiple of 32 for a segmentor",
+        ),
+        (
+            {"network": lambda: linvit.fuse(nano())},
+            "The block stages.0.blocks.0 is a FusedAttentionBlock, .* before `linvit.fuse`",
+        ),
+        ({"network": partial(nano, global_pool="max")}, "The pooling of `network` is 'max', expected an average"),
+        ({"network": lambda: nano().to("meta")}, r"`network` is on meta, expected the CPU"),
+        ({"network": lambda: nn.Identity().eval()}, r"`network` is on no device, expected the CPU"),
         (
             {"image": torch.zeros(3, 64, 64)},
             r"`image` is torch.float32 of shape \(3, 64, 64\), expected floating point",
@@ -349,11 +373,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
         ({"image": torch.zeros(1, 1, 64, 64)}, "expected"),
         ({"image": np.zeros((64, 64), np.uint8)}, r"expected 8-bit pixels \(height, width, 3\)"),
         ({"image": "missing.tif"}, "There is no image at missing.tif"),
-        ({"rows": 0}, "`rows` is 0, expected"),
-        ({"memory": 0}, "`memory` is 0, expected"),
-        ({"keep": ["logits"]}, "'logits'"),
-        ({"network": "fused"}, "The block stages.0.blocks.0 is a FusedAttentionBlock, .* before `linvit.fuse`"),
-        ({"network": "maximum"}, "The pooling of `network` is 'max', expected an average"),
         (
             {"image": torch.zeros(1, 3, 64, 64, dtype=float64)},
             "of torch.float64 and .*, expected torch.float32, as the",
@@ -361,8 +380,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
         ({"image": torch.zeros(1, 3, 64, 64).to("meta")}, "on meta, expected"),
         ({"image": torch.zeros(1, 3, 64, 64).to_sparse()}, "`image` is a sparse_coo tensor, expected a dense one"),
         ({"image": "image\0.png"}, r"'image\\x00.png' has a NUL character"),
-        ({"network": "meta"}, r"`network` is on meta, expected the CPU"),
-        ({"network": "identity"}, r"`network` is on no device, expected the CPU"),
+        ({"rows": 0}, "`rows` is 0, expected"),
+        ({"memory": 0}, "`memory` is 0, expected"),
+        ({"keep": ["logits"]}, "'logits'"),
         ({"progress": None}, "`progress` is null, expected a function"),
         ({"spill": 5}, "`spill` is 5, expected text"),
         ({"spill": "a\0b"}, r"'a\\x00b' has a NUL character"),
@@ -375,22 +395,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
     ],
 )
 def test_one_sentence_for_each_mistake(arguments, message):
-    networks = {
-        "training": lambda: timm.create_model("mavit_nano"),
-        "softmax": lambda: timm.create_model("mavit_nano", pattern="LLLS").eval(),
-        "learned": lambda: timm.create_model("mavit_nano", attention={"weighting": "learned"}).eval(),
-        "meta": lambda: timm.create_model("mavit_nano").eval().to("meta"),
-        "identity": lambda: nn.Identity().eval(),
-        "resnet": lambda: timm.create_model("resnet10t").eval(),
-        "fused": lambda: linvit.fuse(timm.create_model("mavit_nano").eval()),
-        "maximum": lambda: timm.create_model("mavit_nano", global_pool="max").eval(),
-        "ragged": lambda: SemanticFPN(DenseBackbone("mavit_nano"), 4, 16).eval(),
-    }
-    which = arguments.get("network")
-    network = networks[which]() if which else timm.create_model("mavit_nano").eval()
-    image = torch.zeros(1, 3, 65 if which == "ragged" else 64, 64)
+    given = {"network": nano, "image": torch.zeros(1, 3, 64, 64)} | arguments
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run_in_strips(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
+        run_in_strips(given.pop("network")(), **given)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +417,7 @@ def test_a_reader_must_return_the_rows_that_the_network_reads(kind, read, messag
     reader = Lazy(torch.zeros(1, 3, 64, 64))
     reader.read = lambda start, stop: read(reader.images, start, stop)
     with pytest.raises(kind, match=message):
-        run_in_strips(timm.create_model("mavit_nano").eval(), reader, rows=32)
+        run_in_strips(nano(), reader, rows=32)
 
 
 def test_a_query_is_at_whole_numbers():
@@ -428,7 +435,7 @@ def test_fast_pooling_is_an_average():
 )
 def test_bands_that_are_no_colours(tmp_path, bands, dtype, colours):
     pyvips = vips()
-    network, file = timm.create_model("mavit_nano").eval(), tmp_path / "image.tif"
+    network, file = nano(), tmp_path / "image.tif"
     pixels = np.random.default_rng(0).integers(0, 256, (70, 64, bands), np.uint8)
     changed = (pixels * np.float32(257)).astype(dtype)
     pyvips.Image.new_from_array(changed, interpretation=colours).write_to_file(file)
@@ -470,13 +477,13 @@ def test_without_libvips_the_sentence_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyvips", None)
     (tmp_path / "image.xyz").write_bytes(b"of a format that Pillow does not know")
     with pytest.raises(ValueError, match=r"replace or remove the file, or install pyvips.*'linvit\[stream\]'`\.$"):
-        run_in_strips(timm.create_model("mavit_nano").eval(), tmp_path / "image.xyz")
+        run_in_strips(nano(), tmp_path / "image.xyz")
 
 
 @pytest.mark.parametrize("name", ["image.tif", "image.png"])
 def test_damaged_files(tmp_path, name):
     vips()
-    network = timm.create_model("mavit_nano").eval()
+    network = nano()
     (tmp_path / name).write_bytes(b"II*\0" + bytes(40))
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a readable image (")):
         run_in_strips(network, tmp_path / name)
@@ -484,7 +491,7 @@ def test_damaged_files(tmp_path, name):
 
 def test_a_damaged_tile(tmp_path):
     pyvips = vips()
-    network, file = timm.create_model("mavit_nano").eval(), tmp_path / "image.tif"
+    network, file = nano(), tmp_path / "image.tif"
     pixels = np.random.default_rng(0).integers(0, 256, (512, 96, 3), np.uint8)
     options = {"tile": True, "tile_width": 64, "tile_height": 64, "compression": "deflate"}
     pyvips.Image.new_from_array(pixels).write_to_file(file, **options)

@@ -30,16 +30,6 @@ def run(recipe):
     return train(recipe)
 
 
-@pytest.fixture
-def long_softmax(monkeypatch):
-    """Times as on long sequences: softmax attention takes 5 ms more, the second block gains least."""
-    gains = {"blocks.0.attn": 5.0, "blocks.1.attn": 0.5, "blocks.2.attn": -1.0}
-    monkeypatch.setattr(Times, "of_layers", lambda *_: {name: (10, 10 - x) for name, x in gains.items()})
-    monkeypatch.setattr(
-        Times, "of_patterns", lambda times, hybrid, patterns: {p: 40 - 5 * p.count("L") for p in patterns}
-    )
-
-
 @pytest.mark.parametrize("name", ["vit", "swin", "ravlt"])
 def test_a_hybrid_is_the_network_with_that_pattern(name):
     torch.manual_seed(0)
