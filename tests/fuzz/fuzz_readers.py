@@ -248,8 +248,12 @@ def write_onnx(folder: Path, facts: str = IMAGES) -> None:
         helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[2, 3], keepdims=0),
         helper.make_node("MatMul", ["mean", "weight"], ["outputs"]),
     ]
-    weight = numpy_helper.from_array(np.ones((3, 4), np.float32), "weight")
-    graph = helper.make_graph(nodes, "graph", [images], [outputs], [weight])
+    save_onnx(folder, nodes, [images], [outputs], (3, 4), facts)
+
+
+def save_onnx(folder: Path, nodes: Any, inputs: Any, outputs: Any, weight: tuple[int, int], facts: str) -> None:
+    ones = numpy_helper.from_array(np.ones(weight, np.float32), "weight")
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, [ones])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     helper.set_model_props(model, {"linvit": facts})
     onnx.save(model, str(folder / "x.onnx"))
@@ -291,24 +295,17 @@ def write_sequence_onnx(task: str, folder: Path) -> None:
     """A table of logits by tokens, with states that stay as they are; or a product of features."""
     name, shape, _ = SEQUENCES[task]
     width, is_text = len(NAMES[task]) or 257, task == "language"
-    kind = TensorProto.INT64 if is_text else TensorProto.FLOAT
+    number = TensorProto.INT64 if is_text else TensorProto.FLOAT
     states = {state: [1, 1, None, 2] for state in (STATES if is_text else {})}
-    inputs = [helper.make_tensor_value_info(name, kind, shape)]
+    inputs = [helper.make_tensor_value_info(name, number, shape)]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)]
-    nodes = [
-        helper.make_node(
-            "Gather" if is_text else "MatMul", ["weight", name] if is_text else [name, "weight"], ["logits"]
-        )
-    ]
+    kind, read = ("Gather", ["weight", name]) if is_text else ("MatMul", [name, "weight"])
+    nodes = [helper.make_node(kind, read, ["logits"])]
     for state, sizes in states.items():
         inputs.append(helper.make_tensor_value_info(state, TensorProto.FLOAT, sizes))
         outputs.append(helper.make_tensor_value_info(f"next.{state}", TensorProto.FLOAT, sizes))
         nodes.append(helper.make_node("Identity", [state], [f"next.{state}"]))
-    weight = numpy_helper.from_array(np.ones((257 if is_text else 2, width), np.float32), "weight")
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    helper.set_model_props(model, {"linvit": sequence_facts(task)})
-    onnx.save(model, str(folder / "x.onnx"))
+    save_onnx(folder, nodes, inputs, outputs, (257 if is_text else 2, width), sequence_facts(task))
 
 
 def transcribe() -> int:
@@ -374,13 +371,9 @@ def nested(model: onnx.ModelProto, random: Random) -> None:
         yes = numpy_helper.from_array(np.array(True), "yes")
         graph.initializer.append(yes)
         body = helper.make_graph([helper.make_node("Identity", [graph.input[0].name], ["inner"])], "b", [], [value])
-        for _ in range(random.choice([1, 20, 60])):
-            node = (
-                helper.make_node("If", ["yes"], ["inner"], then_branch=body, else_branch=body)
-                if _ < 4
-                else (helper.make_node("If", ["yes"], ["inner"], then_branch=body))
-            )
-            body = helper.make_graph([node], "b", [], [value])
+        for depth in range(random.choice([1, 20, 60])):
+            branches = {"then_branch": body} | ({"else_branch": body} if depth < 4 else {})
+            body = helper.make_graph([helper.make_node("If", ["yes"], ["inner"], **branches)], "b", [], [value])
         graph.node.insert(0, helper.make_node("If", ["yes"], ["unused"], then_branch=body, else_branch=body))
     elif kind == "loop":
         turns = numpy_helper.from_array(np.array(random.choice([3, -1, 1000])), "turns")

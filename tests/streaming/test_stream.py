@@ -1,8 +1,8 @@
+import math
 import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -125,17 +125,11 @@ def test_the_scores_of_a_query(name, block, rows):
     assert_same(whole(streamed.maps["query"]).flatten(2), seen.scores()[:, :, place])
 
 
-@dataclass
 class Lazy:
     """A reader of rows that counts them, and that can fail."""
 
-    images: torch.Tensor
-    left: float = float("inf")
-    longest: int = 0
-    shape: tuple = field(init=False)
-
-    def __post_init__(self):
-        self.shape = tuple(self.images.shape)
+    def __init__(self, images, left=math.inf):
+        self.images, self.left, self.longest, self.shape = images, left, 0, tuple(images.shape)
 
     def read(self, start, stop):
         self.left -= 1
