@@ -90,9 +90,8 @@ class Program:
             values[place] = value
         for function, arguments, keywords, results, several, end in self._steps:
             answer = function(*_taken(arguments, values), **{name: _taken(x, values) for name, x in keywords.items()})
-            for place, value in zip(
-                results, answer if several else (answer,), strict=False
-            ):  # an assertion has no result
+            answers = answer if several else (answer,)
+            for place, value in zip(results, answers, strict=False):  # an assertion has no result
                 values[place] = value
             for place in end:
                 values[place] = None
