@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+from tiers import slow
 
 from evidence.published import PUBLISHED
 from linvit import export
@@ -64,10 +65,7 @@ def test_networks_of_a_fixed_size_are_built_for_the_size_that_is_measured():
         assert create(name, (64, 96)).patch_embed.img_size == (64, 96)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mavit_nano", "fastvit_t8")]
-
-
-@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", *SLOW])
+@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", *slow("mavit_nano", "fastvit_t8")])
 def test_bf16_and_fused_pass_their_checks(name):
     report = measured(names=(), peers=(name,), peer_variants=("fused", "fused+bf16"), sizes=((64, 64),))
     assert [row.dtype for row in report.rows] == ["float32", "bfloat16"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from imagenet_folder import write_imagenet
 from PIL import Image
+from tiers import slow
 from timm.data import auto_augment as timms
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
@@ -126,8 +127,7 @@ def batches(make, count, **options):
     return found
 
 
-SLOW = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("v0-mstd0.5", "originalr", None)]
-POLICIES = ["rand-m9-mstd0.5-inc1", "rand-m9-n3-mstd101-p0.9", *SLOW]
+POLICIES = ["rand-m9-mstd0.5-inc1", "rand-m9-n3-mstd101-p0.9", *slow("v0-mstd0.5", "originalr", None)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
