@@ -114,7 +114,7 @@ def test_segmentors_and_their_backbones(name, rows):
         ("nalaformer_tiny", "stages.1.blocks.0"),
     ],
 )
-@pytest.mark.parametrize("rows", quick([1, None], [None]))
+@pytest.mark.parametrize("rows", quick([1, 40, None], [40]))
 def test_the_scores_of_a_query(name, block, rows):
     network, x = created(name), images(75, 68)
     row, column = 70, 37
@@ -139,11 +139,13 @@ class Lazy:
         return self.images[:, :, start:stop]
 
 
-def test_readers_of_rows():
-    network, x = created("mavit_nano"), images(300, 64)
+def test_readers_of_rows(monkeypatch):
+    monkeypatch.setattr("linvit.streaming.computation.INTERVAL", 0.0)
+    network, x, lines = created("mavit_nano"), images(300, 64), []
     reader = Lazy(x)
-    assert_same(run_in_strips(network, reader, rows=32).logits, network(x).detach())
+    assert_same(run_in_strips(network, reader, rows=32, progress=lines.append).logits, network(x).detach())
     assert reader.longest <= 64
+    assert re.fullmatch(r"stem \(1 of \d+ steps\); about \d+ (s|min) left", lines[0])
 
 
 class InterruptError(Exception):
