@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from linvit.bench.depthwise import OF_GELU
 from linvit.bench.exactness import Deviation, error_in, relative_error
@@ -78,11 +79,7 @@ def operands(layer: Layer, shape: tuple[int, int, int], device: torch.device | s
 
 def cast_to(dtype: torch.dtype, given: dict[str, Any]) -> dict[str, Any]:
     """The same in another dtype."""
-
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, Tensor) else [each.to(dtype) for each in x] if isinstance(x, list) else x
-
-    return {name: cast(x) for name, x in given.items()}
+    return tree_map_only(Tensor, lambda x: x.to(dtype), given)
 
 
 def kernel(given: dict[str, Any]) -> Tensor:

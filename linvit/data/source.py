@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from linvit.data.disk import SHOWN
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, ResumableBatches, ShuffledOrder, plain_order
 from linvit.environment import replica
 from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
@@ -213,7 +213,7 @@ class Source(lightning.LightningDataModule, Checked, ABC):
 
     def val_order(self, dataset: Any) -> dict[str, Any]:
         """Which validation samples make a batch, as arguments of a DataLoader."""
-        return {"batch_size": self.val_batch_size, "sampler": PlainOrder(len(dataset))}
+        return {"batch_size": self.val_batch_size, "sampler": plain_order(len(dataset))}
 
     # Lightning can set the loader up before it reads the checkpoint, so the place is kept here and given to both.
     def state_dict(self) -> dict[str, Any]:
