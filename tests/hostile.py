@@ -5,24 +5,59 @@ into a folder and return their paths. `ODD_NAMES` are names that files can have.
 when it is decoded only claims to be so, and no reader may believe it.
 """
 
+import contextlib
 import io
 import json
 import os
+import resource
+import signal
 import socket
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+ODD: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), 1e308, "", "x", "evil.X", "../x", "/dev/zero", "a\0b"]
+ODD += ["[/b]", "\x1b[31m", "x" * 3000, [], [1], [[1]], [None] * 3, ["x"] * 4, {}, {"x": {}}, [10**6] * 4, "hf-hub:a/b"]
+"""Values that a JSON file can have anywhere."""
 ODD_NAMES = (
     "a b.{0}", "[bold]x.{0}", "$\\frac{{1}}{{$.{0}", "line\nbreak.{0}", "日本語.{0}", "\u202eright-to-left.{0}",
     "-rf.{0}", "%s%n.{0}", "'quoted\".{0}", "UPPER.{0}", "upper.{0}", "n" * 200 + ".{0}", "\udcff\udcfe.{0}",
 )  # fmt: skip
 HIDDEN_NAMES = (".DS_Store", "Thumbs.db", "._x.{0}", ".ipynb_checkpoints/x-checkpoint.{0}")
 EXIF_ORIENTATION = 0x0112
+
+
+class HangError(BaseException):
+    """Not an Exception, so that nothing on the way catches it."""
+
+
+@contextlib.contextmanager
+def limits(seconds: int, memory: int) -> Iterator[None]:
+    """Raises HangError after some time, and lets an allocation fail before it hurts the machine.
+
+    memory: in bytes, above what the process has.
+    """
+
+    def hang(*_: Any) -> None:
+        raise HangError(f"not done after {seconds} s")
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory, hard))
+    handler = signal.signal(signal.SIGALRM, hang)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def write_hostile_images(folder: Path, random: Random) -> list[Path]:
@@ -47,8 +82,8 @@ def write_hostile_images(folder: Path, random: Random) -> list[Path]:
         files[f"mode_{mode.replace(';', '')}.{ending}"] = _encoded(_in_mode(random, mode), ending.upper())
     for kind in ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM"):
         for number in range(3):
-            content = _damaged(_encoded(_pixels(random), kind), random)
-            files[f"damaged_{number}.{kind.lower()}"] = content
+            content = _encoded(_pixels(random), kind)
+            files[f"damaged_{number}.{kind.lower()}"] = bytes_changed(content, random, random.randint(1, 12))
     return _written(folder, files) + write_irregular(folder, "png")
 
 
@@ -61,12 +96,7 @@ def write_hostile_audio(folder: Path, random: Random) -> list[Path]:
         "one_hertz.wav": wav(sound * 30, rate=1),
         "a_gigahertz.wav": wav(sound, rate=2**31 - 1),
         "claims_hours.wav": wav(sound[:100], claimed=2**31),
-        "claims_hours.flac": b"fLaC\x80\0\0\x22"
-        + b"\x10\0" * 2
-        + b"\0" * 6
-        + b"\x0a\xc4\x42\xff"
-        + b"\xff" * 4
-        + b"\0" * 16,
+        "claims_hours.flac": b"fLaC" + bytes.fromhex("80000022 10001000 000000000000 0ac442ff ffffffff") + bytes(16),
         "no_channels.wav": wav(sound, channels=0),
         "many_channels.wav": wav(sound, channels=65_535),
         "no_rate.wav": wav(sound, rate=0),
@@ -75,7 +105,7 @@ def write_hostile_audio(folder: Path, random: Random) -> list[Path]:
         "headerless.raw": sound,
     }
     for number in range(6):
-        files[f"damaged_{number}.wav"] = _damaged(wav(sound), random, within=60)
+        files[f"damaged_{number}.wav"] = bytes_changed(wav(sound), random, random.randint(1, 12), within=60)
     return _written(folder, files) + write_irregular(folder, "wav")
 
 
@@ -146,16 +176,8 @@ def hostile_values(random: Random) -> list[object]:
     """Values that a JSON file can have where numbers, names or lists are expected."""
     numbers = [0, -1, 0.5, -0.0, 2**31, 2**63, 10**400, -(10**400), 1e308, float("nan"), float("inf"), random.random()]
     texts = ["", "3", "cat", "../../etc/passwd", "/etc/passwd", "a\0b", "C:\\x.jpg", "x" * 5000]
-    lists = [
-        [],
-        [1],
-        [1, 2, 3],
-        [[1, 2, 3]],
-        [[0, 0, 1e9, 0, 1e9, 1e9]],
-        [[0.0, float("nan")] * 3],
-        [None] * 4,
-        [[[[]]]],
-    ]
+    lists = [[], [1], [1, 2, 3], [[1, 2, 3]], [[0, 0, 1e9, 0, 1e9, 1e9]], [[0.0, float("nan")] * 3]]
+    lists += [[None] * 4, [[[[]]]]]
     runs = [{}, {"size": [20, 30]}, {"size": [20, 30], "counts": [600]}, {"size": [20, 30], "counts": [-1, 601]}]
     runs += [{"size": [20, 30], "counts": text} for text in ("", "\u00e9", "o" * 50, "\ud800")]
     runs += [
@@ -164,6 +186,26 @@ def hostile_values(random: Random) -> list[object]:
         {"counts": None, "size": [20, 30]},
     ]
     return [*numbers, *texts, *lists, *runs, None, True, False]
+
+
+def other(value: Any, random: Random, depth: int = 0) -> Any:
+    """A JSON value in which one thing is another."""
+    if not isinstance(value, dict | list) or not value or (depth > 2 and random.random() < 0.15):
+        return random.choice(ODD)
+    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    changed = value.copy()
+    changed[key] = other(value[key], random, depth + 1)
+    if random.random() < 0.1:
+        del changed[key]
+    return changed
+
+
+def bytes_changed(content: bytes, random: Random, number: int, within: int | None = None) -> bytes:
+    """The content with so many bytes replaced, among the first `within`."""
+    changed = bytearray(content)
+    for _ in range(number if content else 0):
+        changed[random.randrange(len(content[:within]))] = random.randrange(256)
+    return bytes(changed)
 
 
 def wav(samples: bytes, rate: int = 16_000, channels: int = 1, claimed: int | None = None) -> bytes:
@@ -216,14 +258,6 @@ def png_header(width: int, height: int) -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
     )
-
-
-def _damaged(content: bytes, random: Random, within: int | None = None) -> bytes:
-    """The content with some bytes replaced, among the first `within`."""
-    changed = bytearray(content)
-    for _ in range(random.randint(1, 12)):
-        changed[random.randrange(min(within or len(changed), len(changed)))] = random.randrange(256)
-    return bytes(changed)
 
 
 def _written(folder: Path, files: dict[str, bytes]) -> list[Path]:

@@ -189,10 +189,8 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
                 place, mean, deviation, color=colour, marker="o", markerfacecolor=fill, markersize=5, linewidth=1
             )
         low, high = axes.get_ylim()
-        least = 5 if measure in PERCENT else 0.1
-        axes.set_ylim(
-            min(-0.03 * max(high, least), low) if low < -0.1 else -0.03 * max(high, least), 1.04 * max(high, least)
-        )
+        high = max(high, 5 if measure in PERCENT else 0.1)
+        axes.set_ylim(min(-0.03 * high, low if low < -0.1 else 0), 1.04 * high)
         _over_layers(axes, layers, title)
     handles = _mechanism_handles(layers, "o")
     if any(layer.rotated for layer in layers):

@@ -1,13 +1,14 @@
 """The depthwise convolutions of our networks: plain torch, the kernels, and how far these are from float64."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from linvit.bench.exactness import Deviation, relative_error
+from linvit.bench.exactness import Deviation, error_in, relative_error
 from linvit.kernels import depthwise_convolutions
 
 Size = tuple[int, int]
@@ -56,13 +57,8 @@ class Operands(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> "Operands":
         """In another dtype, with gradients to come for all but the last."""
-
-        def cast(x: Any) -> Any:
-            return None if x is None else x.detach().to(dtype).requires_grad_()
-
-        x, y, gate = map(cast, (self.x, self.y, self.gate))
-        weights, biases = ([cast(x) for x in xs] for xs in (self.weights, self.biases))
-        return Operands(x, y, gate, weights, biases, self.grad.to(dtype))
+        leaves: Operands = tree_map_only(Tensor, lambda x: x.detach().to(dtype).requires_grad_(), self)
+        return leaves._replace(grad=self.grad.to(dtype))
 
 
 def operands(work: Work, shape: tuple[int, int, int, int], device: torch.device | str) -> Operands:
@@ -121,7 +117,6 @@ def deviations_of(work: Work, given: Operands, dtype: torch.dtype) -> list[Devia
     unit, names = torch.finfo(dtype).eps / 2, ["output", *(f"gradient {i}" for i in range(len(given.leaves())))]
     rows = []
     for name, ours, torchs, exact in zip(names, kernels, twins, truth, strict=True):
-        error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
         allowed = 2 * max(relative_error(torchs, exact), unit) + (OF_GELU if work.gelu else 0.0)
-        rows.append(Deviation(name, error, allowed))
+        rows.append(Deviation(name, error_in(dtype, ours, exact), allowed))
     return rows

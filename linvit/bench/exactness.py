@@ -57,6 +57,11 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return distance / (norm or 1.0)
 
 
+def error_in(dtype: torch.dtype, got: Tensor, expected: Tensor) -> float:
+    """relative_error, infinite for a result of another dtype."""
+    return relative_error(got, expected) if got.dtype == dtype else float("inf")
+
+
 def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
     """The largest relative error among the results of a variant."""
     error = max(relative_error(result, other) for result, other in zip(got, expected, strict=True))
@@ -98,7 +103,7 @@ def deviations(
     for name, result, expected, *other in zip(NAMES, actual, truth, *others, strict=True):
         of_plain = (sum(relative_error(each, expected) ** 2 for each in other) / ORDERS) ** 0.5
         allowed = 2 * max(of_plain, unit) if expected.any() else 0.0
-        rows.append(Deviation(name, _error(result, expected, dtype), allowed))
+        rows.append(Deviation(name, error_in(dtype, result, expected), allowed))
     return rows
 
 
@@ -116,7 +121,7 @@ def deviations_in_bfloat16(
     truth, floor = (output_and_gradients(plain, x, grad, torch.float64, **options) for x in (tensors, sharp))
     actual = output_and_gradients(kernel, tensors, grad, torch.bfloat16, **options)
     return [
-        Deviation(name, _error(a, t, torch.bfloat16), 3 * max(relative_error(f, t), HALF_BFLOAT16))
+        Deviation(name, error_in(torch.bfloat16, a, t), 3 * max(relative_error(f, t), HALF_BFLOAT16))
         for name, a, f, t in zip(NAMES, actual, floor, truth, strict=True)
     ]
 
@@ -131,10 +136,6 @@ def output_and_gradients(
         options["rotary"] = Rotary(*(table.to(table_dtype) for table in options["rotary"]))
     out = function(*leaves, **options)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
-
-
-def _error(result: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    return relative_error(result, expected) if result.dtype == dtype else float("inf")
 
 
 def _gradient(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from linvit.bench.depthwise import OF_GELU
-from linvit.bench.exactness import Deviation, relative_error
+from linvit.bench.exactness import Deviation, error_in, relative_error
 from linvit.kernels import surrounded_product
 from linvit.layers.product import composed
 
@@ -78,11 +79,7 @@ def operands(layer: Layer, shape: tuple[int, int, int], device: torch.device | s
 
 def cast_to(dtype: torch.dtype, given: dict[str, Any]) -> dict[str, Any]:
     """The same in another dtype."""
-
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, Tensor) else [each.to(dtype) for each in x] if isinstance(x, list) else x
-
-    return {name: cast(x) for name, x in given.items()}
+    return tree_map_only(Tensor, lambda x: x.to(dtype), given)
 
 
 def kernel(given: dict[str, Any]) -> Tensor:
@@ -98,6 +95,6 @@ def deviation_of(layer: Layer, given: dict[str, Any], dtype: torch.dtype) -> Dev
     """
     rounded = cast_to(dtype, given)
     exact, ours, torchs = composed(**cast_to(torch.float64, rounded)), kernel(rounded), composed(**rounded)
-    error = relative_error(ours, exact) if ours.dtype == dtype else float("inf")
     allowed = 2 * max(relative_error(torchs, exact), torch.finfo(dtype).eps / 2)
-    return Deviation("output", error, allowed + (OF_GELU if layer.activation == "gelu" else 0.0))
+    allowed += OF_GELU if layer.activation == "gelu" else 0.0
+    return Deviation("output", error_in(dtype, ours, exact), allowed)

@@ -89,19 +89,10 @@ class GroupedOrder(ShuffledOrder):
         return [index for number in shuffled for index in batches[number]] + mixed
 
 
-class PlainOrder(Sampler[int]):
+def plain_order(length: int) -> range:
     """Indices in order; with several processes each index goes to exactly one of them, without padding."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        rank, world = replica()
-        return iter(range(rank, self.length, world))
-
-    def __len__(self) -> int:
-        rank, world = replica()
-        return len(range(rank, self.length, world))
+    rank, world = replica()
+    return range(rank, length, world)
 
 
 def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixels: int) -> list[list[int]]:

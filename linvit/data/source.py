@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from linvit.data.disk import SHOWN
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, ResumableBatches, ShuffledOrder, plain_order
 from linvit.environment import replica
 from linvit.errors import SettingError, quoted
 from linvit.files import reason_of
@@ -96,21 +96,16 @@ def share_of_name(name: str) -> float:
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
-def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
-    """The names of one class that belong to the validation split, chosen by hashes of the names and the seed `split`.
+def of_split(names: Sequence[str], split: str, held_out: float, seed: int) -> list[str]:
+    """The names of one class that belong to "train" or "val", in their order, by hashes of the names and the seed.
 
-    Their number is rounded, but with a share between 0 and 1 both splits get at least one name; a single name is for
-    training.
+    The number of those held out is rounded, but with a share between 0 and 1 both splits get at least one name; a
+    single name is for training.
     """
     count = round(held_out * len(names))
     if 0 < held_out < 1:
         count = min(max(1, count), len(names) - 1)
-    return set(sorted(names, key=lambda name: (share_of_name(f"{split} {name}"), name))[:count])
-
-
-def of_split(names: Sequence[str], split: str, held_out: float, seed: int) -> list[str]:
-    """The names that belong to "train" or "val", in their order; `held_out_of` chooses those of "val"."""
-    chosen = held_out_of(names, held_out, seed)
+    chosen = set(sorted(names, key=lambda name: (share_of_name(f"{seed} {name}"), name))[:count])
     return [name for name in names if (name in chosen) == (split == "val")]
 
 
@@ -218,7 +213,7 @@ class Source(lightning.LightningDataModule, Checked, ABC):
 
     def val_order(self, dataset: Any) -> dict[str, Any]:
         """Which validation samples make a batch, as arguments of a DataLoader."""
-        return {"batch_size": self.val_batch_size, "sampler": PlainOrder(len(dataset))}
+        return {"batch_size": self.val_batch_size, "sampler": plain_order(len(dataset))}
 
     # Lightning can set the loader up before it reads the checkpoint, so the place is kept here and given to both.
     def state_dict(self) -> dict[str, Any]:

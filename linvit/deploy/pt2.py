@@ -6,7 +6,7 @@ The graph is JSON and the weights are bytes. No part of the file becomes code: e
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from linvit.deploy.facts import FactsError
 from linvit.errors import refuse
@@ -78,7 +79,7 @@ class Program:
                 self._places[content["arg"]["name"]] = self._constant(weights[content[f"{kind}_name"]])
         steps = [self._step(node) for node in graph["graph"]["nodes"]]
         self._outputs = [self._argument(spec["user_output"]["arg"]) for spec in graph["signature"]["output_specs"]]
-        last = {place: number for number, step in enumerate(steps) for place in _flat(step[1:4])}  # last use
+        last = {place: number for number, step in enumerate(steps) for place in tree_leaves(step[1:4])}  # last use
         ends: list[list[int]] = [[] for _ in steps]
         for place in last.keys() - set(self._outputs):
             ends[last[place]].append(place)
@@ -90,9 +91,8 @@ class Program:
             values[place] = value
         for function, arguments, keywords, results, several, end in self._steps:
             answer = function(*_taken(arguments, values), **{name: _taken(x, values) for name, x in keywords.items()})
-            for place, value in zip(
-                results, answer if several else (answer,), strict=False
-            ):  # an assertion has no result
+            answers = answer if several else (answer,)
+            for place, value in zip(results, answers, strict=False):  # an assertion has no result
                 values[place] = value
             for place in end:
                 values[place] = None
@@ -193,15 +193,6 @@ def read(path: Path) -> tuple[str | None, Program]:
 def _only(union: Mapping[str, Any]) -> tuple[str, Any]:
     ((kind, content),) = union.items()
     return kind, content
-
-
-def _flat(value: Any) -> Iterator[int]:
-    """Every place in lists and dictionaries of places."""
-    if isinstance(value, int):
-        yield value
-    else:
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _flat(inner)
 
 
 def _taken(places: Any, values: Sequence[Any]) -> Any:

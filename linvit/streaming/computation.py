@@ -46,7 +46,7 @@ class Clock:
     line.
     """
 
-    def __init__(self, work: Sequence[float], first: int, say: Callable[[str], object]) -> None:
+    def __init__(self, work: Sequence[float], first: int, say: Say) -> None:
         self._work, self._first, self._say = work, first, say
         self._began = self._last = time.monotonic()
 
@@ -130,31 +130,29 @@ def run_in_strips(
     settings = [rows, memory, list(keep), None if query is None else asdict(query)]
     with _folder(spill) as folder:
         journal = Journal() if spill is None else Journal(folder, key_of(network, opened, planned, settings))
-        return _Run(network, planned, opened, folder, journal, rows, memory, progress).result()
+        return _Run(network, planned, opened, folder, journal, rows, memory * GIB, progress).result()
 
 
+@dataclass
 class _Run:
-    """One computation: the steps, one after the other."""
+    """One computation: the steps, one after the other. memory: in bytes."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        planned: Plan,
-        image: Image,
-        folder: Path,
-        journal: Journal,
-        rows: int | None,
-        memory: float,
-        progress: Say,
-    ) -> None:
-        self.network, self.plan, self.folder, self.journal = network, planned, folder, journal
-        self.rows, self.memory, self.dtype = rows, memory * GIB, next(network.parameters()).dtype
-        self.maps: dict[str, Any] = {IMAGE: image}
-        self.strides = planned.strides()
-        self.last_use = {name: step.name for step in planned.steps for name in step.inputs}
+    network: nn.Module
+    plan: Plan
+    image: Image
+    folder: Path
+    journal: Journal
+    rows: int | None
+    memory: float
+    progress: Say
+
+    def __post_init__(self) -> None:
+        self.dtype, self.strides = next(self.network.parameters()).dtype, self.plan.strides()
+        self.maps: dict[str, Any] = {IMAGE: self.image}
+        self.last_use = {name: step.name for step in self.plan.steps for name in step.inputs}
         self.computed = 0
-        work = [step.products / self.strides[step.inputs[0]] ** 2 for step in planned.steps]
-        self.clock = Clock(work, journal.step, progress)
+        work = [step.products / self.strides[step.inputs[0]] ** 2 for step in self.plan.steps]
+        self.clock = Clock(work, self.journal.step, self.progress)
 
     @torch.inference_mode()
     def result(self) -> Streamed:

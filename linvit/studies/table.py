@@ -1,7 +1,5 @@
 """Estimates over seeds and paired differences, and their table as Markdown, CSV, JSON and a figure."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +13,7 @@ from scipy import stats
 from linvit.analysis.figures import SMALL, WIDTH, colours_of, literal, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
 from linvit.analysis.report import PAGE, figure_image, paragraph, short_commit, table, write_page
-from linvit.files import user_path, write_json, write_text
+from linvit.files import csv_text, user_path, write_json, write_text
 from linvit.tasks.measures import Measure
 
 FLOAT32 = (None, 32, "32", "32-true")
@@ -160,15 +158,13 @@ class Comparison:
 
     def to_csv(self) -> str:
         """CSV with a line for each run."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        head = ["group", "recipe", "value", "parameters", "macs", "macs_attention", "seed", self.score, "seconds"]
-        writer.writerow(head)
+        runs = []
         for row in self.rows:
-            cost = (row.parameters, row.macs, row.macs_attention)
+            facts = {"group": row.group, "recipe": row.name, "value": row.value}
+            facts |= {"parameters": row.parameters, "macs": row.macs, "macs_attention": row.macs_attention}
             for seed, measure in enumerate(row.measures):
-                writer.writerow([row.group, row.name, row.value, *cost, seed, measure, round(row.seconds, 1)])
-        return text.getvalue()
+                runs.append(facts | {"seed": seed, self.score: measure, "seconds": round(row.seconds, 1)})
+        return csv_text(runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON values; NaN is not replaced."""

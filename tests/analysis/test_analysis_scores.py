@@ -32,23 +32,10 @@ def test_measures_of_a_matrix_by_hand():
     assert {name: value.item() for name, value in found.items()} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ravlt_nano",
-        "mavit_nano",
-        "care_nano",
-        "deit_tiny_softmax",
-        "deit_tiny_rala",
-        "deit_tiny_mlla",
-        "deit_tiny_hydra",
-        "deit_tiny_focused",
-        "deit_tiny_linear_angular",
-        "deit_tiny_agent",
-        "deit_tiny_efficient",
-        "deit_tiny_mhla",
-    ],
-)
+DEITS = ("softmax", "rala", "mlla", "hydra", "focused", "linear_angular", "agent", "efficient", "mhla")
+
+
+@pytest.mark.parametrize("name", ["ravlt_nano", "mavit_nano", "care_nano", *(f"deit_tiny_{name}" for name in DEITS)])
 def test_rows_are_those_of_the_whole_matrix(name, monkeypatch):
     small = SMALL if name.startswith("deit") else {}
     network = timm.create_model(name, **small).double()

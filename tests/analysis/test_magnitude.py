@@ -59,22 +59,6 @@ def test_mala_scores_are_affine_in_the_magnitude(query_and_key, factor):
     torch.testing.assert_close(found, magnitude_scores(sim, factor), **EXACT)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "given"])
-def test_divide_does_not_see_the_magnitude(query_and_key, weighting):
-    query, key = query_and_key
-    weights = torch.rand(2, 3, TOKENS, dtype=torch.float64) if weighting == "given" else weighting
-    once, larger = (scores(query, key, a, normalizer="divide", weighting=weights) for a in (1, 64))
-    torch.testing.assert_close(once, larger, **EXACT)
-
-
-@pytest.mark.parametrize("factor", [0.25, 4.0])
-def test_softmax_raises_the_ratio_to_the_power_of_the_magnitude(query_and_key, factor):
-    query, key = query_and_key
-    once, scaled_scores = (scaled(Operands(query, key, key, None), a).scores().log() for a in (1.0, factor))
-    ratio, scaled_ratio = (x[..., :1] - x[..., 1:] for x in (once, scaled_scores))
-    torch.testing.assert_close(scaled_ratio, factor * ratio, rtol=1e-10, atol=1e-12)
-
-
 def test_ratio_of_mala_follows_equation_12_and_stays_between_its_ends(query_and_key):
     query, key = query_and_key
     sim = similarity(query, key)

@@ -84,10 +84,3 @@ def test_ranks_of_every_layer_matrix_head_and_image():
         (one,) = (x for x in select(found, matrix=name) if x.layer.name == first.name)
         expected = rank_measures(matrix)
         assert torch.equal(one.values["rank_1e-2"], expected["rank_1e-2"])
-
-
-def test_modulation_can_only_raise_what_it_multiplies_elementwise():
-    vector = torch.rand(1, 1, 20, 1) @ torch.rand(1, 1, 1, 8)
-    gated = rank_measures(vector * torch.randn(1, 1, 20, 8))
-    assert rank_measures(vector)["rank"].item() == 1
-    assert gated["rank"].item() == 8

@@ -104,19 +104,6 @@ def test_cells_are_sorted_by_their_numbers():
     assert json.loads(done.stdout) == [ordered for _, ordered in ORDERS]
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-
-    def sections():
-        yield "one", ["fine"]
-        raise RuntimeError("a figure failed")
-
-    with pytest.raises(RuntimeError, match="a figure failed"):
-        report.write_page(path, "Title", sections())
-    assert path.read_text() == "old"
-
-
 def test_columns_of_words_are_aligned_as_words_and_long_ones_broken():
     cells = report.table([{"class": "cat", "file": "a.png", "share": "1.5 %", "text": "x" * 40}])
     assert '<td class="words">cat</td>' in cells

@@ -5,20 +5,18 @@ from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
 
 
-def made_up(kind):
-    rows = []
-    for index, (name, pattern) in enumerate((("ravlt_tiny", "LLSS"), ("convnext_tiny", None))):
-        for variant in ("plain", "fused"):
-            for side in (224, 448):
-                options = {"tokens": side * side} if kind == "op" else {"size": (side, side), "pattern": pattern}
-                ms = (1 + index) * side**2 / 1000
-                row = Row(name, variant, "float32", 1, 1, clock="cpu", median_ms=ms, peak_mib=side, **options)
-                rows.append(row)
-    return Report(kind, rows=[*rows, Row("rala", "triton", "float32", 1, 1, tokens=3, skipped="no GPU")])
+def made_up(names, **measured):
+    return [
+        Row(name, variant, "float32", 1, 1, tokens=tokens, clock="cpu", median_ms=float(tokens), **measured)
+        for name in names
+        for variant in ("plain", "fused")
+        for tokens in (49, 196)
+    ]
 
 
 def test_time_and_memory_over_tokens():
-    ((name, figure),) = figures(made_up("op"))
+    skipped = Row("rala", "triton", "float32", 1, 1, tokens=3, skipped="no GPU")
+    ((name, figure),) = figures(Report("op", rows=[*made_up(("ravlt_tiny", "convnext_tiny"), peak_mib=9.0), skipped]))
     assert name == "growth"
     time, memory = figure.axes
     assert len(time.lines) == len(memory.lines) == 4
@@ -26,13 +24,7 @@ def test_time_and_memory_over_tokens():
 
 
 def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
-    rows = [
-        Row(name, variant, "float32", 1, 1, tokens=tokens, clock="cpu", median_ms=float(tokens))
-        for name in ("net", "mala", "softmax")
-        for variant in ("plain", "fused")
-        for tokens in (49, 196)
-    ]
-    ((_, figure),) = figures(Report("op", rows=rows))
+    ((_, figure),) = figures(Report("op", rows=made_up(("net", "mala", "softmax"))))
     (axes,) = figure.axes
     colours = {line.get_label().split()[0]: line.get_color() for line in axes.lines}
     assert colours["mala"] == MECHANISMS["mala"].colour

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import linvit
-from linvit.bench.reference import REFERENCES, Tables, reference_model, rotate, wide_tables
+from linvit.bench.reference import REFERENCES, reference_model, wide_tables
 from linvit.layers.mechanisms import LINEAR_AXES
 from linvit.ops import linear_attention, position, rotary_2d
 
@@ -25,17 +25,6 @@ def test_equals_the_operator(name, rotated):
     else:
         expected = linear_attention(query, key, value, rotary=rotary, **LINEAR_AXES[name])
     assert_close(got, expected, rtol=1e-11, atol=1e-12)
-
-
-def test_the_table_stands_twice():
-    rotary = rotary_2d((2, 3), 8, dtype=torch.float64)
-    tables = wide_tables(rotary)
-    assert isinstance(tables, Tables)
-    assert tables.cos.shape == (6, 8)
-    assert torch.equal(tables.sin[:, 0::2], rotary.sin)
-    assert torch.equal(tables.sin[:, 1::2], rotary.sin)
-    x = torch.randn(6, 8, dtype=torch.float64)
-    assert_close(rotate(x, tables), position.rotate(x, rotary))
 
 
 @pytest.mark.parametrize("name", ["ravlt_nano", "mavit_nano", "care_nano"])

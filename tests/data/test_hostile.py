@@ -1,12 +1,9 @@
 """Every reader gives an item or one sentence for whatever lies in its folder: no other error, no hang."""
 
-import contextlib
 import copy
 import json
 import re
-import resource
-import signal
-from pathlib import Path
+from functools import partial
 from random import Random
 
 import hostile
@@ -27,32 +24,8 @@ from linvit.data.speech.audio import read_audio
 from linvit.data.speech.librispeech import LibriSpeech
 from linvit.data.text.files import TextFolder
 
-SECONDS, BYTES = 60, 4 << 30
+guarded = partial(hostile.limits, 60, 4 << 30)
 OPTIONS = {"size": 32, "num_workers": 0, "batch_size": 1, "auto_augment": None}
-
-
-class Stuck(BaseException):
-    """Not an Exception, which readers may catch."""
-
-
-@contextlib.contextmanager
-def guarded():
-    """Raises Stuck after some time, and lets memory end early instead of taking the machine along."""
-
-    def stop(*_):
-        raise Stuck(f"not done after {SECONDS} s")
-
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, limits[1]))
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def is_sentence(text):

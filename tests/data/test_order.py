@@ -8,7 +8,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Dataset
 
 from linvit.data import order
-from linvit.data.order import Augmented, Batches, GroupedOrder, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, GroupedOrder, ResumableBatches, ShuffledOrder, plain_order
 
 
 class Noise(Dataset):
@@ -22,8 +22,8 @@ class Noise(Dataset):
         return 20
 
 
-def batches(epoch=0, reached=(0, 0), workers=0, seed=0):
-    order = ShuffledOrder(20, seed)
+def batches(epoch=0, reached=(0, 0), workers=0, seed=0, repeats=1):
+    order = ShuffledOrder(20, seed, repeats)
     loader = ResumableBatches(
         Augmented(Noise(), seed), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
     )
@@ -59,8 +59,7 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_starts_at_its_beginning():
 def test_processes_share_every_image_without_padding(ranks, world):
     shares = []
     for _ in ranks(world):
-        assert len(list(PlainOrder(20))) == len(PlainOrder(20))
-        shares += list(PlainOrder(20))
+        shares += plain_order(20)
     assert sorted(shares) == list(range(20))
 
 
@@ -142,25 +141,17 @@ def test_repeated_augmentation_is_that_of_timm(monkeypatch, ranks, length, world
         assert len(ours) == len(theirs)
 
 
-def repeated(epoch=0, reached=(0, 0), workers=0):
-    order = ShuffledOrder(20, 0, repeats=3)
-    loader = ResumableBatches(
-        Augmented(Noise(), 0), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
-    )
-    order.set_epoch(epoch)
-    return loader
-
-
 def test_copies_of_an_image_are_augmented_differently():
-    pairs = drawn(repeated()).flatten(0, 1)
+    pairs = drawn(batches(repeats=3)).flatten(0, 1)
     assert torch.equal(pairs[:3, 0], pairs[:1, 0].expand(3))
     assert len(set(pairs[:, 1].tolist())) == 20
     assert len(set(pairs[:, 0].tolist())) == 7
 
 
 def test_repeated_augmentation_resumes_exactly():
-    assert torch.equal(drawn(repeated(epoch=2, reached=(2, 3))), drawn(repeated(epoch=2))[3:])
-    assert torch.equal(drawn(repeated(workers=2)), drawn(repeated()))
+    whole = drawn(batches(epoch=2, repeats=3))
+    assert torch.equal(drawn(batches(epoch=2, reached=(2, 3), repeats=3)), whole[3:])
+    assert torch.equal(drawn(batches(epoch=2, workers=2, repeats=3)), whole)
 
 
 @pytest.mark.parametrize("world", [1, 2])

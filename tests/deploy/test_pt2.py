@@ -8,6 +8,7 @@ import zipfile
 import pytest
 import timm
 import torch
+from hostile import bytes_changed, other
 from tiers import quick
 
 import linvit
@@ -223,31 +224,14 @@ def test_a_program_computes_what_torch_does(tmp_path, name, options):
         assert torch.equal(opened(path)[1](x)[0], torch.export.load(path).module()(x)[0])
 
 
-def mutated(value, rng, depth=0):
-    """A JSON value in which one thing is another."""
-    if isinstance(value, dict | list) and value and (depth < 3 or rng.random() < 0.85):
-        key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
-        copy = value.copy()
-        if rng.random() < 0.05:
-            del copy[key]
-        else:
-            copy[key] = mutated(value[key], rng, depth + 1)
-        return copy
-    return rng.choice(
-        [None, True, -1, 2**70, 0.5, "Infinity", "", "images", [], {}, [[1]], {"as_int": 1}, {"name": "images"}]
-    )
-
-
 @pytest.mark.parametrize("seed", quick(range(300), range(30)))
 def test_damaged_files_end_in_one_sentence(write, entries, plain, tmp_path, seed):
     rng = random.Random(seed)
     kind = rng.choice(["bytes", "cut", "graph", "graph", "graph", "weights", "facts"])
     if kind in ("bytes", "cut"):
-        content = bytearray(plain.read_bytes())
-        for _ in range(rng.choice([1, 10, 1000]) if kind == "bytes" else 0):
-            content[rng.randrange(len(content))] = rng.randrange(256)
-        path = tmp_path / "evil.pt2"
-        path.write_bytes(content if kind == "bytes" else content[: rng.randrange(len(content))])
+        content, path = plain.read_bytes(), tmp_path / "evil.pt2"
+        changed = bytes_changed(content, rng, rng.choice([1, 10, 1000]))
+        path.write_bytes(changed if kind == "bytes" else content[: rng.randrange(len(content))])
     else:
         names = {
             "graph": "models/model.json",
@@ -256,7 +240,7 @@ def test_damaged_files_end_in_one_sentence(write, entries, plain, tmp_path, seed
         }
         content = json.loads(entries[f"plain/{names[kind]}"])
         for _ in range(rng.choice([1, 5])):
-            content = mutated(content, rng)
+            content = other(content, rng)
         path = write({f"plain/{names[kind]}": json.dumps(content).encode()})
     refusal = None
     try:

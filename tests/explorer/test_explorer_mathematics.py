@@ -54,6 +54,13 @@ def expected_scores(axes, query, key, grid, rotated, magnitude=1.0):
     return (operands if magnitude == 1 else scaled(operands, magnitude)).scores()[0, 0]
 
 
+def assert_matrix(matrix, expected, case=""):
+    """Rows and columns of a matrix of the page are those of Python's."""
+    for name, right in (("rows", expected), ("columns", expected.T)):
+        actual = torch.tensor(matrix[name], dtype=torch.float64)
+        assert_close(actual, right, **TOLERANCE, msg=lambda text, name=name: f"{case}, {name}: {text}")
+
+
 def compare(node, cases):
     """Each case is axes, grid, width, rotated and magnitude."""
     sent, expected = [], []
@@ -65,10 +72,7 @@ def compare(node, cases):
     returned = node(f"{MATRIX} return given.cases.map(matrix);", cases=sent)
     assert len(returned) == len(cases)
     for case, matrix, right in zip(cases, returned, expected, strict=True):
-        actual = torch.tensor(matrix["rows"], dtype=torch.float64)
-        assert_close(actual, right, **TOLERANCE, msg=lambda text, case=case: f"{case}: {text}")
-        columns = torch.tensor(matrix["columns"], dtype=torch.float64)
-        assert_close(columns.T, right, **TOLERANCE, msg=lambda text, case=case: f"{case}, columns: {text}")
+        assert_matrix(matrix, right, case)
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "linear", "rala", "mala"])
@@ -113,9 +117,7 @@ def test_blocks_score_as_in_python(node, blocks, normalizer):
     expected = attention_scores(query, key, rotary=rotary, **given, **where)[0, 0]
     axes = {**given, "blocks": {"rows": blocks[0], "columns": blocks[1], "grid": grid}}
     case = {"head": head(query[0, 0], key[0, 0]), "axes": axes, "magnitude": 1, "grid": grid, "rotated": True}
-    returned = node(f"{MATRIX} return matrix(given.case);", case=case)
-    assert_close(torch.tensor(returned["rows"], dtype=torch.float64), expected, **TOLERANCE)
-    assert_close(torch.tensor(returned["columns"], dtype=torch.float64).T, expected, **TOLERANCE)
+    assert_matrix(node(f"{MATRIX} return matrix(given.case);", case=case), expected)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 3.0])
@@ -130,8 +132,7 @@ def test_the_strength_of_the_weighting_multiplies_its_exponent(node, strength, n
         "axes": {"weighting": "query_mean", "strength": strength, "normalizer": normalizer},
         "magnitude": 1,
     }
-    actual = node(f"{MATRIX} return matrix(given.case);", case=case)["rows"]
-    assert_close(torch.tensor(actual, dtype=torch.float64), expected, **TOLERANCE)
+    assert_matrix(node(f"{MATRIX} return matrix(given.case);", case=case), expected)
 
 
 def test_the_mean_over_heads_is_that_of_their_matrices(node):

@@ -128,23 +128,6 @@ def test_the_scores_that_are_shown_are_those_of_python(page, direction, rotated)
             assert abs(expected) == pytest.approx(largest.item(), rel=1e-4)  # of two equal ones, either may be first
 
 
-@pytest.mark.parametrize("mechanism", SHOWN)
-def test_a_score_map_in_the_page_is_that_of_python(page, mechanism):
-    program = """
-        const {networks, run} = await import(given[0] + "network.js");
-        const {fromAddress, pixelsOf} = await import(given[0] + "image.js");
-        const {MECHANISMS, rotary2d, scoresOf} = await import(given[0] + "attention.js");
-        const pixels = pixelsOf(await fromAddress("samples/ship.svg"), 128);
-        const {layers} = await run((await networks())[0], pixels, 128);
-        const scores = scoresOf(layers[1][2], MECHANISMS[given[1]], rotary2d([16, 16], 16));
-        return [[...scores.row(100)], [...scores.column(100)]];
-    """
-    row, column = torch.tensor(page.script(program, page.script("return location.href"), mechanism))
-    expected = scores_in_python(page, 1, 2, MECHANISMS[mechanism].axes, rotated=True)
-    assert_close(row, expected[100], rtol=0, atol=1e-5)
-    assert_close(column, expected[:, 100], rtol=0, atol=1e-5)
-
-
 def test_nothing_leaves_the_machine_and_nothing_is_complained_about(page, served):
     page.script(CHOOSE, "network", "1")
     page.wait(f"{READY} && document.querySelectorAll('#ranks tbody tr').length === 5")

@@ -66,20 +66,9 @@ def type_words(arguments: list[str], work: Path) -> int:
 
 
 VALUES: list[Any] = [None, [], {}, "x", "", 3, -1, 0.5, math.nan, True, b"x", object(), np.zeros(3), torch.zeros(0)]
-VALUES += [
-    torch.zeros(2, 3),
-    torch.zeros(1, 2, 4, 3).to_sparse(),
-    torch.zeros(1, 2, 4, 3, dtype=torch.int32),
-    Path("no"),
-]
-VALUES += [
-    torch.zeros(1, 2, 4, 3, device="meta"),
-    np.zeros((8, 8, 3)),
-    lambda *arguments: 0,
-    torch.nn.Linear(2, 2),
-    ["x", 3],
-    {1: 2},
-]
+VALUES += [torch.zeros(2, 3), torch.zeros(1, 2, 4, 3).to_sparse(), torch.zeros(1, 2, 4, 3, dtype=torch.int32)]
+VALUES += [torch.zeros(1, 2, 4, 3, device="meta"), np.zeros((8, 8, 3)), lambda *arguments: 0, torch.nn.Linear(2, 2)]
+VALUES += [["x", 3], {1: 2}, Path("no")]
 
 
 def tokens() -> torch.Tensor:

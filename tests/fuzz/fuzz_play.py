@@ -5,7 +5,6 @@ import gc
 import io
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hostile import HangError, limits
 
 from linvit_cli import main
 
@@ -25,18 +25,9 @@ MEMORY = 6 * GIB  # above what the process has
 LINES, LONGEST = 14, 600
 ENDS = (0, 1, 2, 130)
 RAW = (
-    "Traceback",
-    "Union[",
-    "Union subtypes",
-    "jsonargparse",
-    "Parser key",
-    "NoneType",
-    "object has no attribute",
-    "positional argument",
-    "Errno",
-    ".tmp",
-    "<class '",
-)
+    "Traceback", "Union[", "Union subtypes", "jsonargparse", "Parser key", "NoneType", "object has no attribute",
+    "positional argument", "Errno", ".tmp", "<class '",
+)  # fmt: skip
 """What no sentence for a user contains."""
 USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 EVIL, MARK = "evil.py", "code_of_the_recipe_ran"
@@ -59,10 +50,6 @@ class Case:
 
     def __repr__(self) -> str:
         return self.shown
-
-
-class HangError(BaseException):
-    """Not an Exception, so that nothing on the way catches it."""
 
 
 def command(*arguments: str) -> int:
@@ -117,7 +104,7 @@ def _trouble(case: Case, folder: Path) -> str | None:
     before = _held()
     ended = ""
     code: int | None = None
-    with _streams() as said, _inside(work, evil), _limits():
+    with _streams() as said, _inside(work, evil), limits(SECONDS, MEMORY):
         try:
             code = case.act(work)
         except HangError:
@@ -211,24 +198,3 @@ def _inside(work: Path, modules: Path) -> Iterator[None]:
         sys.modules.pop("evil", None)
         os.environ.clear()
         os.environ.update(variables)
-
-
-@contextlib.contextmanager
-def _limits() -> Iterator[None]:
-    """Ends what hangs, and lets an allocation fail before it hurts the machine."""
-
-    def hang(*_: Any) -> None:
-        raise HangError
-
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, hard))
-    handler = signal.signal(signal.SIGALRM, hang)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS, 5)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

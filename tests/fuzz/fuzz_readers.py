@@ -20,10 +20,19 @@ import numpy as np
 import onnx
 import timm
 import torch
-from dense_formats import write_id_maps, write_label_maps, write_masks, write_panoptic, write_voc, write_yolo
+from dense_formats import (
+    write_id_maps,
+    write_image,
+    write_label_maps,
+    write_masks,
+    write_panoptic,
+    write_voc,
+    write_yolo,
+)
 from fuzz_files import BAD_FILES
 from fuzz_play import Case, call, command
 from fuzz_run import HOME, tiny_folder
+from hostile import ODD, bytes_changed, coco_content, other
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -37,32 +46,11 @@ from linvit.deploy.formats import FORMATS
 from linvit.deploy.runtimes import openvino_core
 from linvit.streaming import run_in_strips
 
-ODD: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), 1e308, "", "x", "evil.X", "../x", "/dev/zero", "a\0b"]
-ODD += ["[/b]", "\x1b[31m", "x" * 3000, [], [1], [[1]], [None] * 3, ["x"] * 4, {}, {"x": {}}, [10**6] * 4, "hf-hub:a/b"]
 WORDS = [*(x if isinstance(x, str) else json.dumps(x) for x in ODD), "9" * 5000, "1e400", "\u202e", "&x;", "<x/>", "*x"]
 WORDS += ["../../../../etc/passwd", "!!python/object/apply:evil.f [x]", "\udcff", "\u2028", "inf", "0x10", "1_0", "٣"]
 PICKLE = b"cevil\nX\n(tR."  # imports evil
 REFUSED = {"fifo", "device", "folder", "link to itself", "bomb"}
 """The damages after which no file can be read."""
-
-
-def other(value: Any, random: Random, depth: int = 0) -> Any:
-    """A JSON value in which one thing is another."""
-    if not isinstance(value, dict | list) or not value or (depth > 2 and random.random() < 0.15):
-        return random.choice(ODD)
-    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
-    changed = value.copy()
-    changed[key] = other(value[key], random, depth + 1)
-    if random.random() < 0.1:
-        del changed[key]
-    return changed
-
-
-def bytes_changed(content: bytes, random: Random, number: int, within: int | None = None) -> bytes:
-    changed = bytearray(content)
-    for _ in range(number if content else 0):
-        changed[random.randrange(len(content[:within]))] = random.randrange(256)
-    return bytes(changed)
 
 
 def word_changed(content: bytes, random: Random) -> bytes:
@@ -125,21 +113,9 @@ def xml_changed(content: bytes, random: Random) -> bytes:
 
 def yaml_changed(content: bytes, random: Random) -> bytes:
     bomb = "x0: &x0 [x,x]\n" + "".join(f"x{n}: &x{n} [{f'*x{n - 1},' * 9}]\n" for n in range(1, 12)) + "names: *x11\n"
-    odd = [
-        bomb,
-        "names: &x [*x]",
-        "names: " + "[" * 5000,
-        "names: !!python/object/apply:evil.f []",
-        "names: {1: a, 1: b}",
-    ]
-    odd += [
-        "- names",
-        "names: {<<: {0: a}}",
-        "names: !evil.X {0: a}",
-        "names: 2026-99-99",
-        "names: {0: a, 10000000: b}",
-    ]
-    return random.choice(odd).encode()
+    odd = ["&x [*x]", "[" * 5000, "!!python/object/apply:evil.f []", "{1: a, 1: b}", "{<<: {0: a}}", "!evil.X {0: a}"]
+    odd += ["2026-99-99", "{0: a, 10000000: b}"]
+    return random.choice([bomb, "- names", *(f"names: {value}" for value in odd)]).encode()
 
 
 CHANGES: dict[str, Callable[[bytes, Random], bytes]] = {
@@ -272,8 +248,12 @@ def write_onnx(folder: Path, facts: str = IMAGES) -> None:
         helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[2, 3], keepdims=0),
         helper.make_node("MatMul", ["mean", "weight"], ["outputs"]),
     ]
-    weight = numpy_helper.from_array(np.ones((3, 4), np.float32), "weight")
-    graph = helper.make_graph(nodes, "graph", [images], [outputs], [weight])
+    save_onnx(folder, nodes, [images], [outputs], (3, 4), facts)
+
+
+def save_onnx(folder: Path, nodes: Any, inputs: Any, outputs: Any, weight: tuple[int, int], facts: str) -> None:
+    ones = numpy_helper.from_array(np.ones(weight, np.float32), "weight")
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, [ones])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     helper.set_model_props(model, {"linvit": facts})
     onnx.save(model, str(folder / "x.onnx"))
@@ -315,24 +295,17 @@ def write_sequence_onnx(task: str, folder: Path) -> None:
     """A table of logits by tokens, with states that stay as they are; or a product of features."""
     name, shape, _ = SEQUENCES[task]
     width, is_text = len(NAMES[task]) or 257, task == "language"
-    kind = TensorProto.INT64 if is_text else TensorProto.FLOAT
+    number = TensorProto.INT64 if is_text else TensorProto.FLOAT
     states = {state: [1, 1, None, 2] for state in (STATES if is_text else {})}
-    inputs = [helper.make_tensor_value_info(name, kind, shape)]
+    inputs = [helper.make_tensor_value_info(name, number, shape)]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)]
-    nodes = [
-        helper.make_node(
-            "Gather" if is_text else "MatMul", ["weight", name] if is_text else [name, "weight"], ["logits"]
-        )
-    ]
+    kind, read = ("Gather", ["weight", name]) if is_text else ("MatMul", [name, "weight"])
+    nodes = [helper.make_node(kind, read, ["logits"])]
     for state, sizes in states.items():
         inputs.append(helper.make_tensor_value_info(state, TensorProto.FLOAT, sizes))
         outputs.append(helper.make_tensor_value_info(f"next.{state}", TensorProto.FLOAT, sizes))
         nodes.append(helper.make_node("Identity", [state], [f"next.{state}"]))
-    weight = numpy_helper.from_array(np.ones((257 if is_text else 2, width), np.float32), "weight")
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    helper.set_model_props(model, {"linvit": sequence_facts(task)})
-    onnx.save(model, str(folder / "x.onnx"))
+    save_onnx(folder, nodes, inputs, outputs, (257 if is_text else 2, width), sequence_facts(task))
 
 
 def transcribe() -> int:
@@ -398,13 +371,9 @@ def nested(model: onnx.ModelProto, random: Random) -> None:
         yes = numpy_helper.from_array(np.array(True), "yes")
         graph.initializer.append(yes)
         body = helper.make_graph([helper.make_node("Identity", [graph.input[0].name], ["inner"])], "b", [], [value])
-        for _ in range(random.choice([1, 20, 60])):
-            node = (
-                helper.make_node("If", ["yes"], ["inner"], then_branch=body, else_branch=body)
-                if _ < 4
-                else (helper.make_node("If", ["yes"], ["inner"], then_branch=body))
-            )
-            body = helper.make_graph([node], "b", [], [value])
+        for depth in range(random.choice([1, 20, 60])):
+            branches = {"then_branch": body} | ({"else_branch": body} if depth < 4 else {})
+            body = helper.make_graph([helper.make_node("If", ["yes"], ["inner"], **branches)], "b", [], [value])
         graph.node.insert(0, helper.make_node("If", ["yes"], ["unused"], then_branch=body, else_branch=body))
     elif kind == "loop":
         turns = numpy_helper.from_array(np.array(random.choice([3, -1, 1000])), "turns")
@@ -482,6 +451,14 @@ def predict_weights(file: str) -> int:
     if Random(os.path.getsize(file) if os.path.isfile(file) else 0).random() < 0.3:
         return command("convert", file, "out.safetensors", "--model", "ravlt_nano")
     return predict("--model", "ravlt_nano", "--checkpoint", file)
+
+
+def write_coco(folder: Path) -> None:
+    for split in ("train", "val"):
+        write_image(folder / f"{split}2017" / "a.jpg", (20, 30))
+        path = folder / "annotations" / f"instances_{split}2017.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(coco_content()))
 
 
 def write_labels(folder: Path) -> None:
@@ -623,6 +600,7 @@ READERS: dict[str, dict[str, Reader]] = {
         "masks": Reader(write_masks, "*/*/masks/*.png", check),
         "maps of objects": Reader(write_id_maps, "*/PedMasks/*.png", check),
         "label maps": Reader(write_label_maps, "*annot/*.png classes.txt", check),
+        "COCO": Reader(write_coco, "annotations/*.json", check),
         "panoptic": Reader(write_panoptic, "annotations/*.json annotations/*/*.png", check),
         "labels": Reader(write_labels, "labels.csv *.png", check),
         "speech": Reader(write_speech, "*/*/*/*.txt */*/*/*.wav */*/*/*.flac", check),

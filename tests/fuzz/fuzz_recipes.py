@@ -24,35 +24,9 @@ IMAGES = merge(DIGITS, {"data": {"name": "imagefolder", "root": "photos", "size"
 del IMAGES["data"]["max_shift"]
 
 NUMBERS = ["0", "1", "2", "-1", "0.5", "-0.5", "1e400", "-.inf", ".nan", "1e-300", "99", "100000000000000000000"]
-OTHERS = [
-    "",
-    "null",
-    "true",
-    "[]",
-    "[1, 2, 3]",
-    "[.nan]",
-    "{}",
-    "{foo: 1}",
-    "{1: 2}",
-    "[[]]",
-    "abc",
-    "🙂",
-    "../x",
-    "~/x",
-]
-OTHERS += [
-    "'  '",
-    "2001-01-01",
-    "!!binary aGk=",
-    "*a",
-    "[b]x[/b]",
-    "$\\frac{1}{$",
-    "x" * 2000,
-    "0x10",
-    "1_000",
-    "@",
-    "%",
-]
+OTHERS = ["", "null", "true", "[]", "[1, 2, 3]", "[.nan]", "{}", "{foo: 1}", "{1: 2}", "[[]]", "abc", "🙂", "../x"]
+OTHERS += ["~/x", "'  '", "2001-01-01", "!!binary aGk=", "*a", "[b]x[/b]", "$\\frac{1}{$", "x" * 2000, "0x10", "1_000"]
+OTHERS += ["@", "%"]
 LONG_WORK = ("trainer.max_epochs", "trainer.max_steps", "trainer.min_epochs", "trainer.min_steps")
 
 

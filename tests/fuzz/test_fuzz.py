@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fuzz_calls import command_lines, python_calls
-from fuzz_files import annotations, checkpoints, image_files
+from fuzz_files import checkpoints, image_files
 from fuzz_play import trouble
 from fuzz_readers import READERS, damaged
 from fuzz_recipes import class_paths, recipe_files, recipe_values
@@ -24,9 +24,8 @@ KINDS = {
     "command lines": (command_lines(), 400),
     "checkpoints": (checkpoints(), 300),
     "image files": (image_files(), 200),
-    "annotations": (annotations(), 150),
     "Python calls": (python_calls(), 200),
-    **{kind: (damaged(kind), 400 if kind == "data" else 200) for kind in READERS},
+    **{kind: (damaged(kind), 550 if kind == "data" else 200) for kind in READERS},
 }
 """Class of mistakes → its cases, and how many there are."""
 

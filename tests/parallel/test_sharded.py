@@ -146,20 +146,13 @@ QUICK = [
 ]
 
 
-def check(processes, name, train, number):
+CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in EVERY]
+
+
+@pytest.mark.parametrize(("name", "train", "number"), CASES)
+def test_processes_compute_what_a_single_process_does(processes, name, train, number):
     results = processes.each(number, differences, name, train)
     assert len({out for out, _ in results}) == 1, "the processes have different outputs"
-
-
-@pytest.mark.parametrize(("name", "train", "number"), QUICK)
-def test_processes_compute_what_a_single_process_does(processes, name, train, number):
-    check(processes, name, train, number)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "train", "number"), [case for case in EVERY if case not in QUICK])
-def test_any_number_of_processes(processes, name, train, number):
-    check(processes, name, train, number)
 
 
 def over_images_and_rows(mesh):

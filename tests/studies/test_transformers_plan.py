@@ -32,20 +32,6 @@ def aligned(name, pattern=None):
     return student, teacher
 
 
-@pytest.fixture
-def long_softmax(monkeypatch):
-    """Times as on long sequences: softmax attention takes longer in all layers but the last."""
-    gains = (5.0, 0.5, -1.0)
-
-    def of_layers(times, hybrid):
-        return {lesson.layer: (10, 10 - gains[place]) for place, [lesson] in hybrid.letters.items()}
-
-    monkeypatch.setattr(Times, "of_layers", of_layers)
-    monkeypatch.setattr(
-        Times, "of_patterns", lambda times, hybrid, patterns: {p: 40 - 5 * p.count("L") for p in patterns}
-    )
-
-
 @pytest.mark.parametrize("name", quick(READING, ["BERT"]))
 def test_softmax_layers_of_a_hybrid_are_those_of_the_teacher(name):
     student, teacher = aligned(name)

@@ -106,20 +106,17 @@ def find_masks(folder: Path) -> tuple[list[tuple[Path, Path | list[Path]]], list
 
 def _masks(files: Path | list[Path], complaints: list[str]) -> Iterator[tuple[str, np.ndarray]]:
     """(place, mask) of each object, boolean (height, width); files that cannot be read become complaints."""
-    try:
-        if isinstance(files, Path):
-            values = read_values(files, lossless=True)
-            yield from ((f"{files}, object {value}", values == value) for value in np.unique(values).tolist() if value)
-            return
-    except CorruptImageError as error:
-        complaints.append(str(error))
-        return
-    for file in files:
+    is_map = isinstance(files, Path)
+    for file in [files] if isinstance(files, Path) else files:
         try:
-            values = read_values(file)
-            yield str(file), values > values.max() / 2  # the border of an object may be blurred
+            values = read_values(file, lossless=is_map)
         except CorruptImageError as error:
             complaints.append(str(error))
+            continue
+        if is_map:
+            yield from ((f"{file}, object {value}", values == value) for value in np.unique(values).tolist() if value)
+        else:
+            yield str(file), values > values.max() / 2  # the border of an object may be blurred
 
 
 def read_values(path: Path, lossless: bool = False) -> np.ndarray:

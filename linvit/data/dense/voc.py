@@ -1,6 +1,5 @@
 """Objects with boxes in Pascal VOC's layout: Annotations/*.xml, JPEGImages/ and ImageSets/Main/*.txt."""
 
-import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -48,35 +47,34 @@ class Voc(HeldOutObjects):
         names = self._names(split, list(files))
         wanted = set(names)
         missing = [name for name in names if name not in files]
-        documents: dict[str, list[_Object | str]] = {}
-        sizes: dict[str, tuple[int, int] | None] = {}
+        documents: dict[str, tuple[tuple[int, int] | None, list[_Object | str]]] = {}
         damaged = [f"{folder / name}.xml does not exist: add it, or remove its line from the list." for name in missing]
         for name, path in files.items():
             if class_names is not None and name not in wanted:
                 continue
             try:
-                sizes[name], documents[name] = read_document(path)
+                documents[name] = read_document(path)
             except ValueError as error:
                 damaged += [str(error)] if name in wanted else []
-        objects = itertools.chain(*documents.values())
-        classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
-        faults = [*damaged, *(item for items in documents.values() for item in items if isinstance(item, str))]
+        everything = [item for _, items in documents.values() for item in items]
+        classes = class_names or sorted({item.name for item in everything if isinstance(item, _Object)})
+        faults = [*damaged, *(item for item in everything if isinstance(item, str))]
         nothing = f"The annotations in {folder} name no object: set `root` to other data."
         refuse(not classes and next(iter(faults), nothing))
         collected = Collected(classes)
         collected.unusable += damaged
         images = files_by_name(self.folder(split), SUFFIXES, collected.unusable)
         for name in filter(documents.__contains__, names):
-            path, image = files[name], images.get(name)
+            path, image, (size, items) = files[name], images.get(name), documents[name]
             if image is None:
                 collected.unusable.append(f"{path} has no image {name} in JPEGImages: add it, or remove the file.")
                 continue
             try:
-                collected.add_image(image.name, sizes[name] or size_of(image))
+                collected.add_image(image.name, size or size_of(image))
             except CorruptImageError as error:
                 collected.unusable.append(str(error))
                 continue
-            for number, item in enumerate(documents[name], start=1):
+            for number, item in enumerate(items, start=1):
                 place = f"{path}, object {number}"
                 if isinstance(item, str):
                     collected.complaints.append(item)

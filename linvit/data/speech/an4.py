@@ -7,7 +7,7 @@ from typing import Any
 from linvit.data.disk import data_folder, files_below, read_lines
 from linvit.data.source import of_split
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance, with_sounds
-from linvit.errors import SettingError, refuse
+from linvit.errors import SettingError
 from linvit.ranges import Share
 
 ENDING = "_{}.transcription"
@@ -63,19 +63,18 @@ class AN4(LibriSpeech):
         best: dict[Path, Path] = {}  # of several endings in a folder
         for path in sorted(files_below(self.root, SUFFIXES), key=lambda path: path.suffix.lower() != ".sph"):
             best.setdefault(path.with_suffix(""), path)
-        lines = read_lines(listed[0])
-        parts = [match for line in lines if (match := LINE.fullmatch(line))]
-        odd = next((line for line in lines if not LINE.fullmatch(line)), None)
-        refuse(
-            not lines and f"{listed[0]} has no transcripts: add lines such as `GO (an253-fash-b)`.",
-            odd is not None
-            and (
-                f"{listed[0]} has the line {(odd or '')[:60]!r}, expected a text and a name in parentheses, as in"
-                " `GO (an253-fash-b)`: correct it."
-            ),
-        )
-        words = ([VARIANT.sub("", w) for w in line["text"].split() if not FILLER.fullmatch(w)] for line in parts)
-        pairs = [(line["name"], " ".join(spoken)) for line, spoken in zip(parts, words, strict=True)]
+        pairs = []
+        for line in read_lines(listed[0]):
+            parts = LINE.fullmatch(line)
+            if parts is None:
+                raise SettingError(
+                    f"{listed[0]} has the line {line[:60]!r}, expected a text and a name in parentheses, as in"
+                    " `GO (an253-fash-b)`: correct it."
+                )
+            words = [VARIANT.sub("", word) for word in parts["text"].split() if not FILLER.fullmatch(word)]
+            pairs.append((parts["name"], " ".join(words)))
+        if not pairs:
+            raise SettingError(f"{listed[0]} has no transcripts: add lines such as `GO (an253-fash-b)`.")
         return with_sounds(listed[0], pairs, best.values())
 
     @staticmethod

@@ -15,15 +15,15 @@ from linvit.errors import SettingError
 
 @dataclass(frozen=True)
 class HubReader:
-    """Reads the samples of an utterance, given by split and number, at this rate in hertz."""
+    """Reads the samples of the utterance SPLIT/NUMBER at this rate in hertz."""
 
     splits: Mapping[str, Any]
     sound: str
     rate: int
 
-    def __call__(self, utterance: Utterance) -> Tensor:
+    def __call__(self, path: Path) -> Tensor:
         """The samples, float32 (samples,); raises as read_audio does."""
-        split, number = utterance.path.parts
+        split, number = path.parts
         held = self.splits[split][int(number)][self.sound]
         named = Path((held or {}).get("path") or f"utterance {number} of split {split}")
         if held is None or (held["bytes"] is None and not named.is_file()):
@@ -75,7 +75,7 @@ class HuggingFaceSpeech(LibriSpeech):
             utterances.append(Utterance(Path(name) / str(number), " ".join(text.split())))
         return utterances
 
-    def reader(self) -> Callable[[Utterance], Tensor]:
+    def reader(self) -> Callable[[Path], Tensor]:
         names = (*self.subsets["train"], *self.subsets["val"])
         return HubReader({name: self._split(name) for name in names}, self.sound, self.rate)
 

@@ -185,19 +185,15 @@ def _utterance_content(rate: int, speller: Speller | None, utterance: Utterance)
     return Content((samples / rate,), others={"words": len(utterance.text.split())})
 
 
-def _read(rate: int, utterance: Utterance) -> Tensor:
-    return read_audio(utterance.path, rate)
-
-
 @dataclass(eq=False)
 class Utterances(Dataset[Sample | str]):
     """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file if it is unreadable.
 
-    read: returns the samples of an utterance. masks: arguments of spec_augmented, for training.
+    read: returns the samples of a sound file. masks: arguments of spec_augmented, for training.
     """
 
     utterances: Sequence[Utterance]
-    read: Callable[[Utterance], Tensor]
+    read: Callable[[Path], Tensor]
     preprocessing: SpeechPreprocessing
     speller: Speller
     masks: dict[str, Any] | None = None
@@ -208,7 +204,7 @@ class Utterances(Dataset[Sample | str]):
     def __getitem__(self, index: int) -> Sample | str:
         utterance = self.utterances[index]
         try:
-            features = self.preprocessing.features(self.read(utterance))
+            features = self.preprocessing.features(self.read(utterance.path))
         except CorruptAudioError as error:
             return str(error)
         if self.masks:
@@ -331,9 +327,9 @@ class LibriSpeech(Source):
         folders = path.parts[:-1]
         return folders[-2:][0] if folders else "–"
 
-    def reader(self) -> Callable[[Utterance], Tensor]:
-        """A picklable function that returns the samples of an utterance and raises as read_audio does."""
-        return partial(_read, self.rate)
+    def reader(self) -> Callable[[Path], Tensor]:
+        """A picklable function that returns the samples of a sound file and raises as read_audio does."""
+        return partial(read_audio, rate=self.rate)
 
     def train_set(self) -> Utterances:
         return self._set("train", self.masks)
@@ -366,7 +362,7 @@ class LibriSpeech(Source):
         frames, complaints = [], []
         for place in picked:
             try:
-                frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
+                frames.append(log_mel(read(utterances[place].path), self.rate, self.mels))
             except CorruptAudioError as error:  # reported when training reads it, unless all of them are corrupt
                 complaints.append(str(error))
         if not frames:

@@ -85,13 +85,9 @@ def benchmarks_in(folder: Path) -> list[str]:
 
 def _of(benchmark: Benchmark, folder: Path, files: Sequence[Path]) -> list[Path]:
     """The files whose ending and path are those of the benchmark."""
-    paths = []
-    for path in files:
-        named = Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower()
-        of_it = named.endswith(benchmark.formats) and benchmark.word in named
-        if of_it and re.search(MARKS[benchmark.split], named):
-            paths.append(path)
-    return paths
+    named = {path: Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower() for path in files}
+    marked = [path for path, name in named.items() if re.search(MARKS[benchmark.split], name)]
+    return [path for path in marked if named[path].endswith(benchmark.formats) and benchmark.word in named[path]]
 
 
 def _checked(row: Any, columns: Sequence[str], path: Path, number: int) -> Row:

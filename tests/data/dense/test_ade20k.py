@@ -96,25 +96,6 @@ def test_files_without_partner_are_named_and_left_out_up_to_the_limit(tmp_path, 
     assert "Left out (1 of at most 1)" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["size", "label", "broken"])
-def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_path, damage):
-    root = small_set(tmp_path)
-    path = root / "annotations/validation/1.png"
-    if damage == "broken":
-        path.write_bytes(b"broken")
-    else:
-        size, value = ((21, 30), 1) if damage == "size" else ((20, 30), 9)
-        Image.new("L", size, value).save(path)
-    says = {
-        "size": r"1\.png has 30×21 px, but its image 30×20 px",
-        "label": r"1\.png has the label 9 at row 0, column 0, expected 1 to 4",
-        "broken": r"1\.png is not a readable label map",
-    }
-    with pytest.raises(ValueError, match=says[damage]):
-        list(source(root, num_labels=4).val_dataloader())
-    assert len(list(source(root, num_labels=4, max_corrupt=1).val_dataloader())) == 1
-
-
 def test_missing_folders_and_odd_numbers_of_classes_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"expected the folders images/training and annotations/training\."):
         source(tmp_path).train_dataloader()

@@ -27,18 +27,11 @@ SIDES, BOX = ("width", "height"), (0.4, 0.3, 0.6, 0.7)
 SIZES = {"long_side": 64, "short_side": 64, "num_workers": 0, "flip": 0.0}
 
 
-def voc(root, **options):
-    return Voc(str(root), **SIZES | options)
+def reader(kind):
+    return lambda root, **options: kind(str(root), **SIZES | options)
 
 
-def yolo(root, **options):
-    return Yolo(str(root), **SIZES | options)
-
-
-def masks(root, **options):
-    return InstanceMasks(str(root), **SIZES | options)
-
-
+voc, yolo, masks = map(reader, (Voc, Yolo, InstanceMasks))
 WRITTEN = {
     "voc": (write_voc, voc),
     "yolo boxes": (write_yolo, partial(yolo, needs_masks=False)),

@@ -57,11 +57,13 @@ def test_images_may_be_elsewhere(tmp_path):
         (np.zeros((36, 64), np.uint8), "has the mode L, expected RGB"),
         (np.full((36, 64, 3), 9, np.uint8), "has the segment 592137, which its annotation does not list"),
         (np.zeros((64, 36, 3), np.uint8), "has 64×36 px, but its image 36×64 px"),
+        (None, "is not a readable label map"),
     ],
 )
 def test_a_map_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, values, says):
     root = write_panoptic(tmp_path)
-    write_array(root / "annotations/panoptic_val2017/d.png", values)
+    path = root / "annotations/panoptic_val2017/d.png"
+    path.write_bytes(b"broken") if values is None else write_array(path, values)
     with pytest.raises(ValueError, match=rf"d\.png {says}"):
         list(source(root).val_dataloader())
     assert len(list(source(root, max_corrupt=1).val_dataloader())) == 1

@@ -54,3 +54,10 @@ def test_pixels_are_those_of_the_originals():
     assert images.min() >= -1e-5
     assert images.max() <= 1 + 1e-5
     assert images.mean() == pytest.approx(load_digits().data.mean() / 16, abs=1e-4)
+
+
+def test_fewer_validation_samples_than_processes_are_one_sentence(monkeypatch):
+    source = Digits()
+    monkeypatch.setattr("linvit.data.source.replica", lambda: (0, len(source.val_set()) + 1))
+    with pytest.raises(ValueError, match=r"There are \d+ validation images, but \d+ processes: use fewer processes"):
+        source.val_dataloader()

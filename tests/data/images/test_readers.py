@@ -22,6 +22,7 @@ def tars(root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shards(root, tmp_path_factory):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     return write_shards(root, tmp_path_factory.mktemp("shards"))
 
 
@@ -35,12 +36,15 @@ def read(loader):
     return torch.cat(images), torch.cat(targets)
 
 
+def assert_reads_as_the_folder(data, root, loaders=("val_dataloader", "train_dataloader")):
+    folder = ImageFolder(str(root), **OPTIONS)
+    assert data.class_names == folder.class_names == list(CLASSES)
+    for loader in loaders:
+        assert all(map(torch.equal, read(getattr(data, loader)()), read(getattr(folder, loader)())))
+
+
 def test_a_folder_reads_as_imagefolder_does(root):
-    ours, theirs = TimmImages(str(root), **OPTIONS), ImageFolder(str(root), **OPTIONS)
-    assert ours.class_names == theirs.class_names == list(CLASSES)
-    for loader in ("val_dataloader", "train_dataloader"):
-        for one, two in zip(read(getattr(ours, loader)()), read(getattr(theirs, loader)()), strict=True):
-            assert torch.equal(one, two)
+    assert_reads_as_the_folder(TimmImages(str(root), **OPTIONS), root)
 
 
 def test_hidden_files_and_folders_are_not_read(root, tmp_path):
@@ -50,9 +54,7 @@ def test_hidden_files_and_folders_are_not_read(root, tmp_path):
         for name in (f"{CLASSES[0]}/._x.png", f"{CLASSES[0]}/.ipynb_checkpoints/x.png", ".trash/x.png"):
             (copy / split / name).parent.mkdir(exist_ok=True)
             shutil.copy(image, copy / split / name)
-    with_hidden, without = TimmImages(str(copy), **OPTIONS), TimmImages(str(root), **OPTIONS)
-    assert with_hidden.class_names == without.class_names == list(CLASSES)
-    assert torch.equal(read(with_hidden.val_dataloader())[1], read(without.val_dataloader())[1])
+    assert_reads_as_the_folder(TimmImages(str(copy), **OPTIONS), root, ["val_dataloader"])
 
 
 @pytest.mark.parametrize(("link", "target"), [("train/self", "."), (f"val/{CLASSES[1]}/x", "../../train")])
@@ -66,10 +68,7 @@ def test_links_that_lead_round_in_circles_are_named(root, tmp_path, link, target
 
 def test_a_tar_file_reads_as_its_folder_does(root, tars):
     data = TimmImages(str(tars / "train.tar"), val_root=str(tars / "val.tar"), **OPTIONS)
-    folder = ImageFolder(str(root), **OPTIONS)
-    for loader in ("val_dataloader", "train_dataloader"):
-        for one, two in zip(read(getattr(data, loader)()), read(getattr(folder, loader)()), strict=True):
-            assert torch.equal(one, two)
+    assert_reads_as_the_folder(data, root)
 
 
 def test_indexed_readers_resume_in_the_middle_of_an_epoch(tars):
@@ -103,7 +102,6 @@ def test_folders_named_by_numbers_are_class_indices(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_a_stream_validates_every_image_once(shards, root, workers):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     images, targets = read(streamed(shards, num_workers=workers).val_dataloader())
     theirs, labels = read(ImageFolder(str(root), **OPTIONS).val_dataloader())
     assert sorted(zip(images.sum((1, 2, 3)).tolist(), targets.tolist(), strict=True)) == sorted(
@@ -112,14 +110,12 @@ def test_a_stream_validates_every_image_once(shards, root, workers):
 
 
 def test_a_stream_trains_for_its_length(shards):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     loader = streamed(shards).train_dataloader()
     assert len(loader) == 3
     assert read(loader)[0].shape == (12, 3, 32, 32)
 
 
 def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))  # the shards have numbers
     source = streamed(shards, class_map=str(tmp_path / "names.txt"))
     with pytest.raises(SettingError, match=r"images of the class \d, which is missing from `class_map`: add it"):
@@ -127,7 +123,6 @@ def test_classes_that_a_class_map_has_not_are_named(shards, tmp_path):
 
 
 def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
-    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
     with pytest.raises(ValueError, match=r"`repeats` is 3, but the reader wds/pictures is a stream"):
         streamed(shards, repeats=3)
     streamed(shards).load_state_dict({"reached": (0, 1)})
@@ -141,9 +136,4 @@ def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
 
 def test_a_hugging_face_data_set(root, tmp_path):
     pytest.importorskip("datasets", reason="timm reads Hugging Face data sets with the package datasets")
-    data = TimmImages(str(tmp_path), f"hfds/{root}", **OPTIONS)
-    assert data.class_names == list(CLASSES)
-    for one, two in zip(
-        read(data.val_dataloader()), read(ImageFolder(str(root), **OPTIONS).val_dataloader()), strict=True
-    ):
-        assert torch.equal(one, two)
+    assert_reads_as_the_folder(TimmImages(str(tmp_path), f"hfds/{root}", **OPTIONS), root, ["val_dataloader"])

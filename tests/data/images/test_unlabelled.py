@@ -1,26 +1,20 @@
 """Folders of images without labels."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from dense_formats import write_image
 
 from linvit.data.images.folder import UnlabelledImages
 
 OPTIONS = {"size": 32, "batch_size": 2, "num_workers": 0}
 
 
-def photo(path, shade=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((40, 50, 3), shade, np.uint8)).save(path)
-
-
 @pytest.fixture
 def folder(tmp_path):
     for number in range(10):
-        photo(tmp_path / ("" if number % 2 else "a/b/c") / f"{number}.png", 10 * number)
+        write_image(tmp_path / ("" if number % 2 else "a/b/c") / f"{number}.png", (40, 50))
     (tmp_path / "notes.txt").write_text("no image")
-    photo(tmp_path / ".hidden" / "11.png")
+    write_image(tmp_path / ".hidden" / "11.png", (40, 50))
     return tmp_path
 
 
@@ -35,7 +29,8 @@ def test_files_of_any_depth_each_in_one_split(folder):
 
 
 def test_train_and_val_are_the_splits(tmp_path):
-    photo(tmp_path / "train" / "x" / "0.png"), photo(tmp_path / "val" / "1.png"), photo(tmp_path / "2.png")
+    for name in ("train/x/0.png", "val/1.png", "2.png"):
+        write_image(tmp_path / name, (40, 50))
     source = UnlabelledImages(str(tmp_path), **OPTIONS)
     assert [path.name for path in source.files("train")] == ["0.png"]
     assert [path.name for path in source.files("val")] == ["1.png"]

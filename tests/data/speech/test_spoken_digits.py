@@ -38,6 +38,8 @@ def test_without_the_program_it_says_how_to_install_it(tmp_path, monkeypatch, ca
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["data", "make-speech", str(tmp_path / "a")]) == 2
     assert "espeak-ng, which speaks the digits, is not installed: install it" in capsys.readouterr().err
+    assert main(["data", "make-speech", str(tmp_path / "a"), "--seed", "-1"]) == 2
+    assert "--seed is -1, expected a whole number from 0 to 4,294,967,295" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
 
 
