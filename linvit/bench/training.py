@@ -21,8 +21,17 @@ from linvit.kernels import cpu, record
 from linvit.models.by_name import check_model, is_ours
 
 PARTS = (
-    *("reference", "channels_last", "bf16", "compiled", "autotuned", "graphed"),
-    *("checkpointing", "recomputing", "fused_adamw", "cpp", "triton"),
+    "reference",
+    "channels_last",
+    "bf16",
+    "compiled",
+    "autotuned",
+    "graphed",
+    "checkpointing",
+    "recomputing",
+    "fused_adamw",
+    "cpp",
+    "triton",
 )
 """Changes to the plain eager float32 step, see linvit.bench.networks; bf16 is autocast here.
 
