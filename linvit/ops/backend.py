@@ -82,6 +82,14 @@ def kernel_for(
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
+def plain_kernel_for(backend: Any, query: Any) -> Callable[..., Tensor | None] | None:
+    """The C++ kernel for arguments that nobody has checked yet, if it may be used on the device of this query."""
+    if not getattr(query, "is_cpu", False) or is_traced() or not isinstance(backend, str):
+        return None
+    kernels = built_for_cpu() if backend in ("auto", "cpp") else None
+    return None if kernels is None else kernels.plain_attention
+
+
 def _formulas(feature_map: Any, query: Tensor) -> tuple[Any, ...]:
     """The feature maps of queries and keys, with functions traced; left as functions if torch has to compute them."""
     query_map, key_map = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)

@@ -19,7 +19,7 @@ from torch import Tensor
 from linvit.arguments import check_tensors
 from linvit.formulas.feature_map import FeatureMap, query_and_key_map
 from linvit.formulas.normalizer import Normalizer, resolve_normalizer
-from linvit.ops.backend import kernel_for
+from linvit.ops.backend import kernel_for, plain_kernel_for
 from linvit.ops.bidirectional import bidirectional, one_by_one, rule_of, tokens_of
 from linvit.ops.causal import at_hand, causal_attention, chunks_of
 from linvit.ops.checks import check_call, check_mixing, check_shard, check_state, weights_of
@@ -104,6 +104,12 @@ def linear_attention(
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
+    is_plain = causal is False and key_mask is None and block_size is None and cu_seqlens is None
+    is_plain = is_plain and mixing is None and blocks is None and grid is None and shard is None
+    if is_plain and (rotary is None or isinstance(rotary, Rotary)) and (plain := plain_kernel_for(backend, query)):
+        out = plain(query, key, value, rotary, feature_map, weighting, normalizer, eps)
+        if out is not None:
+            return out
     form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
     is_mixed = mixing is not None
     check_call(

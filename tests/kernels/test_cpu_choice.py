@@ -11,7 +11,7 @@ import torch
 
 from linvit.kernels import cpu
 from linvit.kernels.cpu import compiling
-from linvit.ops import backend, linear_attention
+from linvit.ops import Rotary, backend, linear_attention, rotary_1d
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
@@ -34,7 +34,7 @@ def run(code, folder):
         import logging, sys
         from pathlib import Path
         import torch
-        from linvit.ops import backend, linear_attention
+        from linvit.ops import Rotary, backend, linear_attention, rotary_1d
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         backend.PREBUILT = Path({str(folder)!r})
         x = torch.randn(3, 1, 4, 1024, 64)
@@ -111,6 +111,83 @@ def test_where_torch_computes_the_features_the_faster_one_is_chosen(large):
     assert uses_kernel(longer, by_user)
     assert uses_kernel(longer.requires_grad_())
     cpu.build.cache_clear()  # other tests are of torch; the library stays loaded
+
+
+@pytest.fixture
+def built():
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler here to build the kernel")
+    cpu.build()
+    yield
+    cpu.build.cache_clear()  # other tests are of torch; the library stays loaded
+
+
+def call(**changes):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 3, 9, 8, generator=generator)
+    arguments = {"query": query, "key": key, "value": value, "rotary": rotary_1d(9, 8), **changes}
+    return linear_attention(**{name: x(query) if callable(x) else x for name, x in arguments.items()})
+
+
+def test_a_plain_call_gets_to_the_kernel_without_checks_in_python(built, monkeypatch):
+    plain = ({}, {"weighting": "query_mean"}, {"normalizer": "magnitude", "rotary": None, "feature_map": "relu"})
+    expected = [call(**{**given, "feature_map": (given.get("feature_map", "elu1"),) * 2}) for given in plain]
+
+    def refuse(*tensors, **options):
+        raise AssertionError("checked")
+
+    monkeypatch.setattr(sys.modules["linvit.ops.linear_attention"], "check_call", refuse)
+    for given, out in zip(plain, expected, strict=True):
+        for choice in ("auto", "cpp"):
+            assert torch.equal(call(**given, backend=choice), out)
+    learned = Rotary(*(table.clone().requires_grad_() for table in rotary_1d(9, 8)))
+    for given in ({"query": lambda x: x.clone().requires_grad_()}, {"rotary": learned}, {"backend": "torch"}):
+        with pytest.raises(AssertionError, match="checked"):
+            call(**given)
+
+
+WRONG = {
+    "query": (None, 3, lambda x: x[0], lambda x: x.long(), lambda x: x[:, :, :0], lambda x: x.to_sparse()),
+    "key": (lambda x: x.to("meta"), lambda x: x[:1], lambda x: x[:, :2], lambda x: x[..., :6], lambda x: x.double()),
+    "value": (lambda x: x.to("meta"), lambda x: x[:1], lambda x: x[:, :2], lambda x: x[:, :, :5], lambda x: x.half()),
+    "rotary": (
+        tuple(rotary_1d(9, 8)),
+        rotary_1d(8, 8),
+        rotary_1d(9, 4),
+        Rotary(None, 3),
+        Rotary(*torch.ones(2, 9, 4).long()),
+    ),
+    "eps": (-1.0, float("nan"), "0", True),
+    "feature_map": ("none", 3, ["elu1"]),
+    "weighting": ("none", "prefix_query_mean", None),
+    "normalizer": ("none such", 3),
+    "backend": ("gpu", None),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_as_without_the_kernel(built, name):
+    for value in WRONG[name]:
+        with pytest.raises((TypeError, ValueError)) as error:
+            call(**{name: value})
+        with cpu.aside(), pytest.raises(error.type) as plain:
+            call(**{name: value})
+        assert str(error.value) == str(plain.value)
+
+
+def test_what_the_kernel_cannot_take_as_it_is_gets_the_same_output(built):
+    tables = rotary_1d(9, 8)
+    others = (
+        {"rotary": Rotary(*(table.double() for table in tables))},
+        {"rotary": Rotary(*(table.expand(2, 1, 9, 4) for table in tables))},
+        {"rotary": Rotary(*(table.T.contiguous().T for table in tables))},
+        {"feature_map": "focused"},
+        {"eps": 0},
+    )
+    for given in others:
+        with cpu.aside():
+            expected = call(**given)
+        torch.testing.assert_close(call(**given), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_large_call_says_how_to_build(said, large):

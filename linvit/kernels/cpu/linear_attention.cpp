@@ -55,10 +55,29 @@ void call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& valu
     work(Bidirectional(query, key, value, shown, cu_seqlens, rule, blocks));
 }
 
+// Refuses what would read or write outside the tensors; Python says what is wrong.
+void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin) {
+  const auto fits = [&](const at::Tensor& x) {
+    return x.dim() == 4 && x.is_cpu() && x.layout() == at::kStrided && x.scalar_type() == query.scalar_type() &&
+           x.numel() > 0 && x.size(0) == query.size(0) && x.size(1) == query.size(1);
+  };
+  const auto dtype = query.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "wrong dtype");
+  TORCH_CHECK(fits(query) && fits(key) && fits(value) && key.size(2) == value.size(2) && key.size(3) == query.size(3),
+              "wrong tensors");
+  for (Given table : {cos, sin})
+    TORCH_CHECK(cos.has_value() == table.has_value() &&
+                    (!table || (table->dim() == 2 && table->is_cpu() && table->scalar_type() == at::kFloat &&
+                                table->is_contiguous() && table->size(0) == query.size(2) &&
+                                table->size(0) == key.size(2) && 2 * table->size(1) == query.size(3))),
+                "wrong tables");
+}
+
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Given cos, Given sin,
                   Given visible, Given cu_seqlens, Given order, Given cuts, Given mixing, Given query_parameters, Given key_parameters,
                   Given normalizer_parameters, int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
                   double eps, int64_t block) {
+  check(query, key, value, cos, sin);
   at::Tensor out = room(query, value.size(3), false);
   call(query, key, value, cos, sin, visible, cu_seqlens, order, cuts, mixing, query_parameters, key_parameters, normalizer_parameters,
        query_map, key_map, normalizer, query_mean, eps, block, [&](auto&& attention) { attention.forward(out); });
