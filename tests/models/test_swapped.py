@@ -6,7 +6,6 @@ from timm.optim import param_groups_weight_decay
 from torch.export import export
 from torch.testing import assert_close
 
-from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.swap import BASES, NAMES
 
@@ -17,20 +16,6 @@ SMALL = {
 SMALL_NAMES = [name for name in NAMES if not name.startswith("swin_small")]
 # every mechanism once, and one of each class in windows
 SOME = [name for name in SMALL_NAMES if name.startswith("deit") or name.endswith(("_rala", "_agent", "_focused"))]
-# Parameters in millions and G of MACs in all, measured on the authors' own networks at 224 px, timm's for softmax.
-REFERENCES = {
-    "deit_tiny_softmax": (5.717, 1.254),
-    "swin_tiny_softmax": (28.288, 4.491),
-    "swin_small_softmax": (49.606, 8.741),
-    "swin_tiny_focused": (29.192, 4.483),
-    "swin_small_focused": (50.510, 8.734),
-    "deit_tiny_inline": (6.478, 1.109),
-    "swin_tiny_inline": (29.224, 4.459),
-    "swin_small_inline": (49.793, 8.719),
-    "swin_tiny_agent": (28.903, 4.499),
-}
-# The operator forms every row's mass, tokens × heads × agents MACs a block, which Agent's own code has no need of.
-MASS = {"swin_tiny_agent": (2 * 3136 * 3 * 9 + 2 * 784 * 6 * 16 + 6 * 196 * 12 * 49) / 1e9}
 
 
 def small(name, **kwargs):
@@ -50,14 +35,6 @@ def test_names():
     assert {"deit_tiny_rala_mala", "deit_tiny_agent", "swin_tiny_agent", "swin_small_agent"} < set(NAMES)
     assert "swin_tiny_rala_mala" not in NAMES
     assert set(NAMES) <= set(timm.list_models())
-
-
-@pytest.mark.parametrize("name", quick(REFERENCES, ["deit_tiny_softmax", "deit_tiny_inline", "swin_tiny_agent"]))
-def test_sizes_are_those_measured_on_the_authors_networks(name):
-    cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
-    parameters, macs = REFERENCES[name]
-    assert round(cost.parameters / 1e6, 3) == parameters
-    assert round((cost.macs + cost.macs_attention) / 1e9 - MASS.get(name, 0), 3) == macs
 
 
 @pytest.mark.parametrize(
