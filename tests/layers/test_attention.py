@@ -96,17 +96,6 @@ def test_rotary_tables_follow_the_grid():
     assert cos.shape == (24, 4)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_attention_is_gate_times_mixed_plus_local(mechanism):
-    torch.manual_seed(0)
-    layer = Attention2d(CHANNELS, HEADS, mechanism, dtype=torch.float64)
-    (x,) = maps(count=1)
-    rotary = rotary_table(x, 8)
-    query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
-    attended = mixed(mechanism, query, key, value, rotary)
-    assert_close(layer(x, rotary), layer.proj((attended + layer.lepe(value)) * modulation))
-
-
 FACTORS = {
     "linear": lambda x, projected: projected,
     "tanh": lambda x, projected: projected.tanh(),
@@ -183,11 +172,6 @@ def test_learned_axes_learn():
 def test_unknown_axis_values_are_refused_at_once(axis):
     with pytest.raises(ValueError, match=rf"{axis}`? is 'other', expected .*one of"):
         Operator("rala", HEADS, 8, **{axis: "other"})
-
-
-def test_softmax_has_no_axes():
-    with pytest.raises(ValueError, match="'softmax' accepts no weighting: choose a linear one"):
-        Operator("softmax", 1, 8, weighting="uniform")
 
 
 def test_unit_queries_do_not_see_magnitude():

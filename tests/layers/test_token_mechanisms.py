@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from golden_networks import filled, golden, released_input
@@ -7,33 +9,7 @@ from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention, Focused
 
 RECORDS = golden("mechanisms")
 GRID = (14, 14)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def focused(weights):
-    return loaded("focused", weights, heads=6)
-
-
-def inline(weights):
-    return loaded("inline", weights, heads=6)
-
-
-def inline_class_token(weights):
-    return loaded("inline", weights, heads=6, num_prefix=1)
-
-
-def agent(weights):
-    return loaded("agent", weights, heads=6)
-
-
-def linear_angular(weights):
-    return loaded("linear_angular", weights, heads=3, num_prefix=1)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def mlla(weights):
@@ -72,7 +48,13 @@ def loaded(mechanism, weights, **options):
     return layer
 
 
-RELEASED = {f.__name__: f for f in (focused, inline, inline_class_token, mlla, agent, linear_angular, efficient)}
+RELEASED = {
+    **{name: partial(loaded, name, heads=6) for name in ("focused", "inline", "agent")},
+    "inline_class_token": partial(loaded, "inline", heads=6, num_prefix=1),
+    "linear_angular": partial(loaded, "linear_angular", heads=3, num_prefix=1),
+    "mlla": mlla,
+    "efficient": efficient,
+}
 
 
 def test_every_record_is_compared():
