@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from golden_networks import filled, golden, released_input
+from golden_networks import assert_recorded, filled, golden, released_input
 from tiers import quick
 from torch.testing import assert_close
 
@@ -153,14 +153,6 @@ def released(name):
     return record, layer, parts
 
 
-def same(tensor, expected):
-    assert list(tensor.shape) == expected["shape"]
-    values = torch.tensor(expected["value"])
-    assert_close(tensor.flatten()[expected["index"]], values, rtol=1e-10, atol=1e-10 * values.abs().max().item())
-    assert_close(tensor.mean().item(), expected["mean"], rtol=1e-10, atol=1e-12)
-    assert_close(tensor.std(correction=0).item(), expected["std"], rtol=1e-10, atol=0)
-
-
 def test_every_record_is_compared():
     assert len(NAMES) == 13
 
@@ -172,10 +164,10 @@ def test_equals_the_released_module(name):
     tokens = x.flatten(2).mT if x.ndim == 4 else x
     y = layer(tokens)
     out = y.mT.unflatten(-1, x.shape[2:]) if x.ndim == 4 else y
-    same(out.detach(), record["output"])
+    assert_recorded(out.detach(), record["output"])
     w = torch.from_numpy(np.random.RandomState(1).standard_normal(out.shape))
     (out * w).sum().backward()
-    same(x.grad, record["input_gradient"])
+    assert_recorded(x.grad, record["input_gradient"])
     parameters = dict(layer.named_parameters())
     assert set(parts) == set(record["gradient_norms"])
     for key, norm in record["gradient_norms"].items():
@@ -194,7 +186,7 @@ def test_the_inner_step_leads_to_the_released_weights(name):
     _, key, value = layer.local_qkv(x).mT.chunk(3, dim=1)
     w3 = layer.updated(key, value, layer.grid).flatten(0, 1).unsqueeze(1)
     for ours, expected in ((w1, "updated_w1"), (w2, "updated_w2"), (w3, "updated_w3")):
-        same(ours.detach(), record[expected])
+        assert_recorded(ours.detach(), record[expected])
 
 
 def layer_of(mechanism, width=16, heads=2, grid=(4, 6), **options):

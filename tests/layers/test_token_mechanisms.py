@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from golden_networks import filled, golden, released_input
+from golden_networks import assert_recorded, filled, golden, released_input
 from torch.testing import assert_close
 
 from linvit.layers.token_mechanisms import TOKEN_LAYERS, AgentAttention, FocusedAttention
@@ -65,12 +65,7 @@ def test_every_record_is_compared():
 def test_equals_the_released_module(name):
     record = RECORDS[name]
     y = RELEASED[name](filled(record["parameters"]))(released_input(record)).detach()
-    expected = record["output"]
-    assert list(y.shape) == expected["shape"]
-    values = torch.tensor(expected["value"])
-    assert_close(y.flatten()[expected["index"]], values, rtol=1e-8, atol=1e-8 * values.abs().max().item())
-    assert_close(y.mean().item(), expected["mean"], rtol=1e-8, atol=1e-10)
-    assert_close(y.std(correction=0).item(), expected["std"], rtol=1e-8, atol=0)
+    assert_recorded(y, record["output"], 1e-8)
 
 
 def test_focused_positions_follow_the_grid():

@@ -105,11 +105,6 @@ def test_arguments_of_body_and_mechanism():
         small("deit_tiny_softmax", attention={"weighting": "uniform"})
 
 
-def test_no_published_weights():
-    with pytest.raises(RuntimeError, match="deit_tiny_rala has no published weights"):
-        timm.create_model("deit_tiny_rala", pretrained=True)
-
-
 @pytest.mark.parametrize("name", ["deit_tiny_focused", "swin_tiny_agent"])
 def test_tables_decay_as_in_their_authors_training(name):
     """FLatten and Agent exempt vectors and names that end in .bias; their tables and temperatures are neither."""
