@@ -37,10 +37,12 @@ class NormAwareAttention(GatedAttention):
     fixed = ("modulation",)
     STARTS_AT_ONE = 1.278464542761074  # whose SiLU is 1
 
-    def __init__(self, *place: Any, **options: Any) -> None:
-        super().__init__(*place, modulation="linear", **options)
+    def __init__(
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, modulation="linear", **options)
         self.modulate = nn.SiLU()
-        self.ln = nn.LayerNorm(self.qkv.in_features, **get_device_dtype(self.qkv))
+        self.ln = nn.LayerNorm(width, **get_device_dtype(self.qkv))
 
     @staticmethod
     def size_of_operator(width: int, heads: int) -> tuple[int, int]:
@@ -81,8 +83,10 @@ class ScaledPolarAttention(GatedAttention):
     rotates = False
     turned = 2
 
-    def __init__(self, *place: Any, **options: Any) -> None:
-        super().__init__(*place, **options)
+    def __init__(
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
         check_turns(self.operator.head_width // 2)
         self.sharpness = nn.Parameter(self.qkv.weight.new_empty(self.heads, 2, 1, self.operator.head_width))
         self.reset_parameters()
@@ -121,9 +125,18 @@ class RecNeXtAttention(TokenAttention):
     mixes_sizes = False
     starts_at_zero = ("lepe.1.weight",)
 
-    def __init__(self, *place: Any, half: bool = False, **options: Any) -> None:
-        super().__init__(*place, **options)
-        width, dd = self.qkv.in_features, get_device_dtype(self.qkv)
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        half: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
+        dd = get_device_dtype(self.qkv)
         self.stride = 2 if half else 1
         self.qk_norm: nn.Module = nn.BatchNorm1d(2 * width, **dd)
         self.lepe = _convolution_and_norm(width, 3, 1, dd)
@@ -234,9 +247,18 @@ class InnerStepAttention(TokenAttention):
     operator_class = InnerStep
     mixes_sizes = False
 
-    def __init__(self, *place: Any, rope: bool = False, **options: Any) -> None:
-        super().__init__(*place, **options)
-        width, head_width, dd = self.qkv.in_features, self.operator.head_width, get_device_dtype(self.qkv)
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        rope: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
+        head_width, dd = width // heads, get_device_dtype(self.qkv)
         if rope:
             check_turns(width, axes=2)
             check_turns(head_width)
@@ -307,13 +329,17 @@ class MHLAAttention(TokenAttention):
 
     def __init__(
         self,
-        *place: Any,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         blocks: tuple[Count, Count] = (4, 4),
         released_denominator: bool = False,
         **options: Any,
     ) -> None:
         options |= {"blocks": blocks, **({"normalizer": "sum"} if released_denominator else {})}
-        super().__init__(*place, **options)
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
         self.released_denominator = released_denominator
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:

@@ -25,7 +25,7 @@ class TokenAttention(AttentionLayer):
 
     Subclasses change the inputs of the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
     (`local_layer`, `with_local`), a gate (`gated`) or a second branch (`projected`), and create the layers for these
-    (`add_layers`). Their constructors pass the arguments here, from width on, on as they are.
+    (`add_layers`).
 
     Args:
         width, heads, mechanism, operator_size: as in AttentionLayer.
@@ -47,7 +47,7 @@ class TokenAttention(AttentionLayer):
     mixes_sizes = True  # whether a batch may have images of different sizes
     stride = 1  # of the operator: it has the tokens of a grid with sides that are this much shorter
     rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
-    local_layer = ""  # name of the convolution of the values, for all heads, that is added to what a token reads
+    local_layer: str | None = None  # the convolution of the values, of all heads, that is added to what a token reads
     starts_at_zero: tuple[str, ...] = ()  # beginnings of the names of parameters with which the layer changes nothing
     half_table = False
 
@@ -170,7 +170,7 @@ class TokenAttention(AttentionLayer):
 
         value: as the operator reads it. x: the input of the layer. places: of the tokens.
         """
-        local: nn.Module | None = getattr(self, self.local_layer, None)
+        local: nn.Module | None = getattr(self, self.local_layer) if self.local_layer else None
         return y if local is None else y + places.convolved(local, value)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
@@ -271,17 +271,21 @@ class GatedAttention(TokenAttention):
 
     def __init__(
         self,
-        *place: Any,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool | Annotated[str, OneOf((LEARNED,))] = True,
         **options: Any,
     ) -> None:
-        super().__init__(*place, **options)
-        width, dd = self.qkv.in_features, get_device_dtype(self.qkv)
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
+        dd = get_device_dtype(self.qkv)
         projected, phi = lookup("modulation", modulation, MODULATIONS)
         if rope:
-            check_turns(width // self.heads, axes=2)
+            check_turns(width // heads, axes=2)
         self.rope = bool(rope)
         self.turn = nn.Parameter(torch.empty((), **dd)) if rope == LEARNED else None
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None

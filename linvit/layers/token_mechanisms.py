@@ -138,12 +138,18 @@ class AgentAttention(TokenAttention):
     fixed = ("operator_size",)
 
     def __init__(
-        self, width: int, heads: int, *place: Any, agents: tuple[Count, Count] = (7, 7), **options: Any
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        agents: tuple[Count, Count] = (7, 7),
+        **options: Any,
     ) -> None:
         number = agents[0] * agents[1]
         options["operator_size"] = heads, number
-        super().__init__(width, heads, *place, **options)
-        grid = self.grid
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
         self.agents = (agents[0], agents[1])
         shapes: dict[str, tuple[int, ...]] = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
@@ -213,14 +219,23 @@ class PolarAttention(GatedAttention):
     fixed = ("rope",)
     ALPHA = 4.0
 
-    def __init__(self, *place: Any, lepe: bool = True, positions: bool = True, **options: Any) -> None:
-        super().__init__(*place, rope=False, lepe=False, **options)
-        width = self.qkv.in_features
-        head_width = width // self.heads
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        lepe: bool = True,
+        positions: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(width, heads, mechanism, grid, num_prefix, rope=False, lepe=False, **options)
+        head_width = width // heads
         if head_width % 2:
             raise SettingError(f"the head width is {head_width}, expected an even number: change `heads`")
         dd = get_device_dtype(self.qkv)
-        table = torch.empty(1, self.grid[0] * self.grid[1], width, **dd) if positions else None
+        table = torch.empty(1, grid[0] * grid[1], width, **dd) if positions else None
         self.positional_encoding = None if table is None else nn.Parameter(table)
         self.mixes_sizes = not positions
         self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
