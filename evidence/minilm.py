@@ -8,6 +8,7 @@ The measure is in `evidence.passages`.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import linvit
 from evidence.minilm_page import write_results, write_times
 from evidence.passages import Passages, chosen_books, embeddings, measures, passages_of, pieces_of, pooled, relative
 from evidence.rows import EVIDENCE, Call
+from evidence.steps import steps
 from linvit.models import align
 from linvit.models.hugging_face import attention_layers
 from linvit.studies.comparison import Say
@@ -92,20 +94,8 @@ def distillation(student: Any, teacher: Any, batch: Mapping[str, Tensor]) -> Ten
 
 def distill(student: Any, teacher: Any, given: Sequence[Mapping[str, Tensor]], rate: float) -> list[float]:
     """Trains all blocks of the student on what the teacher computes, in place; returns the loss of each step."""
-    learned = list(student.encoder.parameters())
-    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=len(given) + 1, pct_start=0.1)
-    losses = []
-    for batch in given:
-        loss = distillation(student, teacher, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        torch.clear_autocast_cache()
-        schedule.step()
-        losses.append(loss.item())
-    return losses
+    loss = partial(distillation, student, teacher)
+    return [value for _, value in steps(student.encoder.parameters(), given, loss, len(given), rate)]
 
 
 def damage(student: Any, teacher: Any, mechanism: str, passages: Passages, wanted: Tensor) -> list[float]:

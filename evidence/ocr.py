@@ -9,20 +9,21 @@ import copy
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import kl_div
 
 from evidence.ocr_equality import equality
 from evidence.ocr_page import write_results, write_times
 from evidence.passages import chosen_books
 from evidence.rows import EVIDENCE, Call
+from evidence.steps import steps
 from evidence.text_lines import HELD_OUT_FONTS, SEEN_FONTS, Line, by_width, lines_of, normalized
 from evidence.text_recognizer import BLANK, Reader, Recognizer, decode, linearized, load_recognizer
 from linvit.models.hugging_face_students import relative_error
@@ -183,21 +184,6 @@ def distillation(student: Reader, teacher: Reader, classes: Tensor, features: Te
     return kl_div(logs[0], logs[1], log_target=True, reduction="batchmean") + relative_error(given, wanted)
 
 
-def steps_of(student: Reader, loss: Step, batches: Iterable[Tensor], steps: int, rate: float) -> Iterator[int]:
-    """Trains what has a gradient, in place, by a rate that rises and falls; gives the lines read in each step."""
-    learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.1)
-    for features in batches:
-        value = loss(features)
-        optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        schedule.step()
-        yield len(features)
-
-
 @torch.inference_mode()
 def texts_of(reader: Reader, features: Features, characters: list[str]) -> list[str]:
     """What is read in each line."""
@@ -286,18 +272,20 @@ class Runs:
             block = re.match(r"blocks\.(\d+)\.attn\.", name)
             linear = block is not None and reader.blocks[int(block[1])].attn.mechanism != "softmax"
             parameter.requires_grad_(linear if stage == "align" else not name.startswith("head."))
+        learned = [parameter for parameter in reader.parameters() if parameter.requires_grad]
         start, trials, began = copy.deepcopy(reader.state_dict()), {}, time.process_time()
         for rate in trained.rates:
             batches = self.training.draws(trained.batch, trained.trial, trained.seed)
-            deque(steps_of(reader, self.loss(reader, stage), batches, trained.trial, rate), maxlen=0)
+            deque(steps(learned, batches, self.loss(reader, stage), trained.trial, rate), maxlen=0)
             trials[rate] = self.error(reader, stage)
             reader.load_state_dict(start)
         rate = min(trials, key=trials.__getitem__)
         tried, began = time.process_time() - began, time.process_time()
         batches, curve = self.training.draws(trained.batch, trained.steps, trained.seed), []
         lines = 0
-        for step, read in enumerate(steps_of(reader, self.loss(reader, stage), batches, trained.steps, rate), start=1):
-            lines += read
+        taken = steps(learned, batches, self.loss(reader, stage), trained.steps, rate)
+        for step, (features, _) in enumerate(taken, start=1):
+            lines += len(features)
             if step % max(trained.steps // POINTS, 1) == 0:
                 paused = time.process_time()
                 curve.append([step, round(paused - began, 1), self.exact(reader), self.error(reader, stage)])

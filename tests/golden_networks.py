@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -67,6 +68,16 @@ def released_input(record: dict) -> Tensor:
 def filled(parameters: list) -> dict[str, Tensor]:
     """[key, shape] pairs as a state dict by the rule, float64."""
     return {key: torch.from_numpy(np.asarray(_value(key, tuple(shape)))) for key, shape in parameters}
+
+
+def assert_recorded(tensor: Tensor, expected: dict, tolerance: float = 1e-10) -> None:
+    """Shape, values, mean and deviation are those of a record."""
+    assert list(tensor.shape) == expected["shape"]
+    values = torch.tensor(expected["value"], dtype=torch.float64)
+    largest = values.abs().max().item()
+    assert_close(tensor.flatten()[expected["index"]], values, rtol=tolerance, atol=tolerance * largest)
+    assert_close(tensor.mean().item(), expected["mean"], rtol=tolerance, atol=tolerance / 100)
+    assert_close(tensor.std(correction=0).item(), expected["std"], rtol=tolerance, atol=0)
 
 
 def probe(tensor: Tensor, size: int = 64) -> np.ndarray:

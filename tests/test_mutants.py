@@ -16,7 +16,9 @@ def test_every_mistake_has_its_place_and_its_tests():
     faults = []
     for name, mutant in yaml.safe_load((FOLDER / "mutants.yaml").read_text(encoding="utf-8")).items():
         try:
-            run.mutated(ROOT, mutant)
+            path, _ = run.mutated(ROOT, mutant)
+            if path != ROOT / mutant["file"]:
+                faults.append(f"{name}: its text is in {path}")
         except ValueError as error:
             faults.append(f"{name}: {error}")
         for test in mutant["tests"]:

@@ -43,26 +43,6 @@ def other_values(state):
     }
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "prefix"),
-    [(None, "module."), ("model", ""), ("state_dict", "module."), ("state_dict_ema", ""), ("model_ema", "module.")],
-)
-def test_every_wrapping_is_taken_off(ravlt, released, wrapper, prefix):
-    linvit.load_released(ravlt, other_values(released["RAVLT_T"]))
-    state = {prefix + key: value for key, value in released["RAVLT_T"].items()}
-    checkpoint = {wrapper: state, "epoch": 299} if wrapper else state
-    assert not holds(ravlt, released["RAVLT_T"])
-    assert linvit.load_released(ravlt, checkpoint) is ravlt
-    assert holds(ravlt, released["RAVLT_T"])
-
-
-@pytest.mark.parametrize(("raw", "averaged"), [("state_dict", "state_dict_ema"), ("model", "model_ema")])
-def test_averaged_weights_win_over_raw_ones(ravlt, released, raw, averaged):
-    state = released["RAVLT_T"]
-    linvit.load_released(ravlt, {raw: other_values(state), averaged: state})
-    assert holds(ravlt, state)
-
-
 def test_files(ravlt, released, tmp_path):
     state = released["RAVLT_T"]
     for name in ("weights.pth", "weights.safetensors"):

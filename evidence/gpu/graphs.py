@@ -65,16 +65,19 @@ def pretended(allowed: Collection[str]) -> Iterator[None]:
         yield
 
 
+def without_memory(x: Tensor, device: str) -> Tensor:
+    """In bfloat16 if it is floating point, with the same strides."""
+    dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
+    return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device=device)
+
+
 def traced(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphModule:
     """The operators of a network's inference, of images in bfloat16 with channels innermost, without mutations."""
 
-    def without_memory(x: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
-        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="cuda")
-
     network = network.to(memory_format=torch.channels_last)
     with FakeTensorMode(), torch.no_grad():
-        tensors = {name: without_memory(x) for name, x in (*network.named_parameters(), *network.named_buffers())}
+        held = (*network.named_parameters(), *network.named_buffers())
+        tensors = {name: without_memory(x, "cuda") for name, x in held}
         images = torch.empty(batch, size, size, 3, dtype=torch.bfloat16, device="cuda").permute(0, 3, 1, 2)
 
         def infer(tensors: dict[str, Tensor], images: Tensor) -> Any:
@@ -91,10 +94,6 @@ def traced(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphMod
 def traced_step(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphModule:
     """The same of a step of training, up to the gradients of all parameters; on "meta", which autograd accepts."""
 
-    def without_memory(x: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if x.is_floating_point() else x.dtype
-        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta")
-
     network = network.train().to(memory_format=torch.channels_last)
 
     def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Any:
@@ -106,8 +105,8 @@ def traced_step(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> Gra
         stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda _: False))  # knows no "meta"
         stack.enter_context(patch.object(backend, "_has_passed", lambda _, calls: record.passed(None, calls)))
         stack.enter_context(patch.object(backend, "_ready", lambda *_: kernels))
-        parameters = {name: without_memory(x).requires_grad_() for name, x in network.named_parameters()}
-        buffers = {name: without_memory(x) for name, x in network.named_buffers()}
+        parameters = {name: without_memory(x, "meta").requires_grad_() for name, x in network.named_parameters()}
+        buffers = {name: without_memory(x, "meta") for name, x in network.named_buffers()}
         images = torch.empty(batch, size, size, 3, dtype=torch.bfloat16, device="meta").permute(0, 3, 1, 2)
         graph = make_fx(step)(parameters, buffers, images)
     graph.graph.eliminate_dead_code()

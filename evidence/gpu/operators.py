@@ -121,7 +121,11 @@ def of_softmax(tensors: list[Tensor], rotary: Rotary | None) -> Tensor:
 
 def check(name: str, got: Tensor, tensors: list[Tensor], rotary: Rotary) -> None:
     """Raises ArithmeticError if a result is not what plain torch gives in float32."""
-    error = relative_error(got, operator(name, [x.float() for x in tensors], rotary, True)())
+    check_error(name, relative_error(got, operator(name, [x.float() for x in tensors], rotary, True)()))
+
+
+def check_error(name: str, error: float) -> None:
+    """Raises ArithmeticError if it is too large."""
     if error > TOLERANCE:
         raise ArithmeticError(f"{name} is wrong: its relative error is {error:.1e}, expected at most {TOLERANCE:.0e}")
 
@@ -165,11 +169,7 @@ def beside_rotation(side: int, backward: bool, toy: bool) -> Results:
 
     expected = result(plain_softmax, torch.float32)
     for name, function in functions.items():
-        error = max(relative_error(got, other) for got, other in zip(result(function), expected, strict=True))
-        if error > TOLERANCE:
-            raise ArithmeticError(
-                f"{name} is wrong: its relative error is {error:.1e}, expected at most {TOLERANCE:.0e}"
-            )
+        check_error(name, max(relative_error(*pair) for pair in zip(result(function), expected, strict=True)))
     times = medians({name: partial(result, function) for name, function in functions.items()}, toy)
     cells: dict[str, Any] = {"softmax attention": "with gradients" if backward else "forward", "tokens": side**2}
     cells |= {f"{name}, µs": 1000 * ms for name, ms in times.items()}

@@ -1,15 +1,17 @@
-"""The blocks that the stages of RAVLT, MAViT and CARE are made of, and their feed-forward."""
+"""The blocks that the stages of RAVLT, MAViT, CARE and H-ViT³ are made of, and their feed-forward."""
 
 from typing import Any, Unpack
 
 import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.checks import TensorOptions
 from linvit.layers.convolutions import DepthwiseConv, PointwiseConv, channels_of, convolved
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
+from linvit.layers.recent_mechanisms import InnerStepAttention
 from linvit.ops import Rotary
 
 
@@ -162,3 +164,39 @@ class CareBlock(nn.Module):
         if self.gamma is None:
             return self.drop_path(mixed)
         return x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))
+
+
+class GeluFeedForward(ConvFeedForward):
+    """ConvFeedForward with a GELU after the convolution too: fc2(gelu(h + dwconv(h))), h = gelu(fc1(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu(convolved(self.dwconv, self.fc1(x), gelu=True, residual=True)))
+
+
+class InnerStepBlock(nn.Module):
+    """x + cpe(x), then InnerStepAttention with MLLA's rotation and GeluFeedForward, each normed and added.
+
+    Args:
+        width, heads: channels, and heads of the first branch.
+        ffn_ratio: hidden channels of the feed-forward over width.
+        drop_path: rate of stochastic depth.
+    """
+
+    def __init__(
+        self, width: int, heads: int, ffn_ratio: float = 4.0, drop_path: float = 0.0, **dd: Unpack[TensorOptions]
+    ) -> None:
+        super().__init__()
+        self.cpe = DepthwiseConv(width, (3, 3), **dd)
+        self.norm1 = LayerNorm2d(width, eps=1e-5, **dd)
+        self.attn = InnerStepAttention(width, heads, "vittt", (1, 1), rope=True, **dd)
+        self.norm2 = LayerNorm2d(width, eps=1e-5, **dd)
+        self.ffn = GeluFeedForward(width, ffn_ratio, **dd)
+        self.drop_path = _drop_path(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape."""
+        x = convolved(self.cpe, x, residual=True)
+        grid = (x.shape[-2], x.shape[-1])
+        tokens = self.attn(self.norm1(x).flatten(2).mT, grid)
+        x = x + self.drop_path(tokens.mT.unflatten(-1, grid))
+        return x + self.drop_path(self.ffn(self.norm2(x)))

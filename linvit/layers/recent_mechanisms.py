@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import get_device_dtype, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad, silu, unfold
 
 from linvit.formulas.feature_map import relu_eps
 from linvit.layers.checks import TensorOptions, check_turns
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.grid import Places, after_prefix, rotary_over_heads
+from linvit.layers.grid import Places, rotary_over_heads
 from linvit.layers.operator import NO_SCORES, Operator, in_heads, merged, rotated
 from linvit.layers.token_attention import GatedAttention, TokenAttention
-from linvit.ops import Rotary, rotary_2d
+from linvit.ops import Rotary
 from linvit.ops.linear_attention import without_autocast
 from linvit.ops.mixing import blocks_of_grid
 from linvit.ops.state import accumulator_dtype
@@ -42,7 +42,7 @@ class NormAwareAttention(GatedAttention):
     ) -> None:
         super().__init__(width, heads, mechanism, grid, num_prefix, modulation="linear", **options)
         self.modulate = nn.SiLU()
-        self.ln = nn.LayerNorm(width, device=self.qkv.weight.device, dtype=self.qkv.weight.dtype)
+        self.ln = nn.LayerNorm(width, **get_device_dtype(self.qkv))
 
     @staticmethod
     def size_of_operator(width: int, heads: int) -> tuple[int, int]:
@@ -81,13 +81,14 @@ class ScaledPolarAttention(GatedAttention):
     """
 
     rotates = False
+    turned = 2
 
     def __init__(
         self, width: int, heads: int, mechanism: str, grid: tuple[int, int], num_prefix: int = 0, **options: Any
     ) -> None:
         super().__init__(width, heads, mechanism, grid, num_prefix, **options)
-        check_turns(width // heads)
-        self.sharpness = nn.Parameter(self.qkv.weight.new_empty(heads, 2, 1, 2 * width // heads))
+        check_turns(self.operator.head_width // 2)
+        self.sharpness = nn.Parameter(self.qkv.weight.new_empty(self.heads, 2, 1, self.operator.head_width))
         self.reset_parameters()
 
     @staticmethod
@@ -107,13 +108,6 @@ class ScaledPolarAttention(GatedAttention):
         keys = torch.cat((key, -key), dim=-1).repeat_interleave(2, dim=1)
         return queries.flatten(1, 2), keys, halves.flatten(1, 2)
 
-    def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
-        if not self.rope:
-            return None
-        place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
-        table = rotary_2d(grid, 2 * x.shape[-1] // self.heads, factor=self.turn, **place)
-        return after_prefix(table, self.num_prefix)
-
 
 class RecNeXtAttention(TokenAttention):
     """The linear attention of RecNeXt-A (github.com/suous/RecNeXt, 2025; there is no paper).
@@ -129,6 +123,7 @@ class RecNeXtAttention(TokenAttention):
     """
 
     mixes_sizes = False
+    starts_at_zero = ("lepe.1.weight",)
 
     def __init__(
         self,
@@ -141,15 +136,12 @@ class RecNeXtAttention(TokenAttention):
         **options: Any,
     ) -> None:
         super().__init__(width, heads, mechanism, grid, num_prefix, **options)
-        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        dd = get_device_dtype(self.qkv)
         self.stride = 2 if half else 1
         self.qk_norm: nn.Module = nn.BatchNorm1d(2 * width, **dd)
         self.lepe = _convolution_and_norm(width, 3, 1, dd)
         self.down = _convolution_and_norm(width, 5, 2, dd) if half else None
         self.up = _convolution_and_norm(width, 5, 1, dd) if half else None
-
-    def reset_to_operator(self) -> None:
-        nn.init.zeros_(self.lepe.get_parameter("1.weight"))
 
     def input_layers(self) -> list[nn.Module]:
         return super().input_layers() if self.down is None else []
@@ -178,7 +170,7 @@ class RecNeXtAttention(TokenAttention):
         return with_prefix + places.convolved(self.up, summed)
 
 
-def _convolution_and_norm(width: int, side: int, stride: int, dd: TensorOptions) -> nn.Sequential:
+def _convolution_and_norm(width: int, side: int, stride: int, dd: dict[str, Any]) -> nn.Sequential:
     """A depthwise convolution without a bias, and its batch norm."""
     conv = nn.Conv2d(width, width, side, stride, side // 2, groups=width, bias=False, **dd)
     return nn.Sequential(conv, nn.BatchNorm2d(width, **dd))
@@ -266,14 +258,14 @@ class InnerStepAttention(TokenAttention):
         **options: Any,
     ) -> None:
         super().__init__(width, heads, mechanism, grid, num_prefix, **options)
-        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        head_width, dd = width // heads, get_device_dtype(self.qkv)
         if rope:
             check_turns(width, axes=2)
-            check_turns(width // heads)
+            check_turns(head_width)
         self.rope = rope
-        self.local_qkv = nn.Linear(width, 3 * width // heads, bias=self.qkv.bias is not None, **dd)
-        self.local_proj = nn.Linear(width // heads, width, bias=False, **dd)
-        self.w3 = nn.Parameter(torch.empty(width // heads, 3, 3, **dd))
+        self.local_qkv = nn.Linear(width, 3 * head_width, bias=self.qkv.bias is not None, **dd)
+        self.local_proj = nn.Linear(head_width, width, bias=False, **dd)
+        self.w3 = nn.Parameter(torch.empty(head_width, 3, 3, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -332,6 +324,9 @@ class MHLAAttention(TokenAttention):
             class token; scores are then those before the division.
     """
 
+    local_layer = "lepe"
+    starts_at_zero = ("lepe",)
+
     def __init__(
         self,
         width: int,
@@ -343,9 +338,8 @@ class MHLAAttention(TokenAttention):
         released_denominator: bool = False,
         **options: Any,
     ) -> None:
-        if released_denominator:
-            options["normalizer"] = "sum"
-        super().__init__(width, heads, mechanism, grid, num_prefix, blocks=blocks, **options)
+        options |= {"blocks": blocks, **({"normalizer": "sum"} if released_denominator else {})}
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
         self.released_denominator = released_denominator
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
@@ -353,10 +347,6 @@ class MHLAAttention(TokenAttention):
         self.query_norm = nn.RMSNorm(width, **dd)
         self.key_norm = nn.RMSNorm(width, **dd)
         self.lepe = DepthwiseConv(width, (5, 5), **dd)
-
-    def reset_to_operator(self) -> None:
-        for parameter in self.lepe.parameters():
-            nn.init.zeros_(parameter)
 
     def input_layers(self) -> list[nn.Module]:
         return []  # the norm
@@ -369,7 +359,7 @@ class MHLAAttention(TokenAttention):
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
         if self.released_denominator:
             y = y / (self._denominator(x, places.grid) + 1e-6)
-        return y + places.convolved(self.lepe, value)
+        return super().with_local(y, value, x, places)
 
     def _denominator(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """That of the released code, (batch, heads, tokens, 1)."""

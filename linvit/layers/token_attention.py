@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from math import pi
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
-from timm.layers import register_notrace_module, trunc_normal_
+from timm.layers import get_device_dtype, register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -24,7 +24,8 @@ class TokenAttention(AttentionLayer):
     """proj(operator(qkv(x))), for mechanisms that need nothing around their operator; one opaque step for tracers.
 
     Subclasses change the inputs of the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
-    (`with_local`), a gate (`gated`) or a second branch (`projected`), and create the layers for these (`add_layers`).
+    (`local_layer`, `with_local`), a gate (`gated`) or a second branch (`projected`), and create the layers for these
+    (`add_layers`).
 
     Args:
         width, heads, mechanism, operator_size: as in AttentionLayer.
@@ -46,6 +47,8 @@ class TokenAttention(AttentionLayer):
     mixes_sizes = True  # whether a batch may have images of different sizes
     stride = 1  # of the operator: it has the tokens of a grid with sides that are this much shorter
     rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
+    local_layer: str | None = None  # the convolution of the values, of all heads, that is added to what a token reads
+    starts_at_zero: tuple[str, ...] = ()  # beginnings of the names of parameters with which the layer changes nothing
     half_table = False
 
     def __init__(
@@ -93,6 +96,9 @@ class TokenAttention(AttentionLayer):
 
     def reset_to_operator(self) -> None:
         """Initializes the layers around the operator so that they change nothing: local terms 0, the gate 1."""
+        for name, parameter in self.named_parameters():
+            if name.startswith(self.starts_at_zero):
+                nn.init.zeros_(parameter)
 
     def forward(
         self,
@@ -160,11 +166,12 @@ class TokenAttention(AttentionLayer):
         return rotary if places.patches is None else places.patches.of_tokens(rotary)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        """The output of the operator plus the local term, (batch, heads, tokens, width); none here.
+        """The output of the operator plus the local term, if there is one, (batch, heads, tokens, width).
 
         value: as the operator reads it. x: the input of the layer. places: of the tokens.
         """
-        return y
+        local: nn.Module | None = getattr(self, self.local_layer) if self.local_layer else None
+        return y if local is None else y + places.convolved(local, value)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
         """The rotation of the prefix and the tokens of a grid; none here."""
@@ -240,12 +247,10 @@ class LinearAngular(TokenAttention):
 
     mixes_sizes = False
     shares = (1 / pi, 0.5)
+    starts_at_zero = ("dconv",)
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.dconv = nn.Conv2d(self.heads, self.heads, (9, 1), padding=(4, 0), groups=self.heads, bias=False, **dd)
-
-    def reset_to_operator(self) -> None:
-        nn.init.zeros_(self.dconv.weight)
 
     def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
         return normalize(y, dim=-1) + self.dconv(value)
@@ -260,6 +265,10 @@ class GatedAttention(TokenAttention):
         modulation, lepe, rope: as in Attention2d; rope also "learned": all angles times a learned factor, initially 0.
     """
 
+    local_layer = "lepe"
+    starts_at_zero = ("lepe",)
+    turned = 1  # channels of the rotation over those of a head
+
     def __init__(
         self,
         width: int,
@@ -273,7 +282,7 @@ class GatedAttention(TokenAttention):
         **options: Any,
     ) -> None:
         super().__init__(width, heads, mechanism, grid, num_prefix, **options)
-        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        dd = get_device_dtype(self.qkv)
         projected, phi = lookup("modulation", modulation, MODULATIONS)
         if rope:
             check_turns(width // heads, axes=2)
@@ -298,20 +307,17 @@ class GatedAttention(TokenAttention):
         if not self.rope:
             return None
         place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
-        table = rotary_2d(grid, x.shape[-1] // self.heads, factor=self.turn, **place)
+        table = rotary_2d(grid, self.turned * x.shape[-1] // self.heads, factor=self.turn, **place)
         return after_prefix(table, self.num_prefix)
 
     def reset_to_operator(self) -> None:
         """Local term 0, gate 1, and a learned rotation by 0. Raises ValueError for a gate that cannot be 1."""
         if self.modulate is not None and not (self.modulation and isinstance(self.modulate, nn.Identity)):
             raise SettingError("the gate cannot start as 1 with this `modulation`: choose 'linear' or 'none'")
-        for layer, bias in ((self.lepe, 0.0), (self.modulation, 1.0)):
-            if layer is not None:
-                nn.init.zeros_(layer.weight)
-                nn.init.constant_(cast(nn.Parameter, layer.bias), bias)
-
-    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        return y if self.lepe is None else y + places.convolved(self.lepe, value)
+        super().reset_to_operator()
+        if self.modulation is not None:
+            nn.init.zeros_(self.modulation.weight)
+            nn.init.ones_(self.modulation.bias)
 
     def gated(self, y: Tensor, x: Tensor) -> Tensor:
         if self.modulate is not None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import get_device_dtype, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
@@ -36,6 +36,7 @@ class FocusedAttention(TokenAttention):
     """
 
     mixes_sizes = False
+    starts_at_zero = ("positional_encoding", "dwc")
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         head_width = width // self.heads
@@ -48,10 +49,6 @@ class FocusedAttention(TokenAttention):
         """Sets the temperature to softplus(0) and the positions to random values."""
         nn.init.zeros_(self.scale)
         trunc_normal_(self.positional_encoding, std=0.02)
-
-    def reset_to_operator(self) -> None:
-        for parameter in (self.positional_encoding, *self.dwc.parameters()):
-            nn.init.zeros_(parameter)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
@@ -74,6 +71,7 @@ class InLineAttention(TokenAttention):
     """
 
     mixes_sizes = False
+    starts_at_zero = ("residual.2",)
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.residual = nn.Sequential(
@@ -81,10 +79,6 @@ class InLineAttention(TokenAttention):
             nn.GELU(),
             nn.Conv1d(width, 9 * width, 1, groups=self.heads, **dd),
         )
-
-    def reset_to_operator(self) -> None:
-        for parameter in self.residual[-1].parameters():
-            nn.init.zeros_(parameter)
 
     def input_layers(self) -> list[nn.Module]:
         return [*super().input_layers(), self.residual[0]]
@@ -108,18 +102,14 @@ class MLLAAttention(TokenAttention):
     attention.
     """
 
+    local_layer = "lepe"
+    starts_at_zero = ("lepe",)
+
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.lepe = DepthwiseConv(width, (3, 3), **dd)
 
-    def reset_to_operator(self) -> None:
-        for parameter in self.lepe.parameters():
-            nn.init.zeros_(parameter)
-
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
         return rotary_over_heads(x, grid, self.heads, self.num_prefix, self.first_row)
-
-    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        return y + places.convolved(self.lepe, value)
 
 
 class AgentAttention(TokenAttention):
@@ -134,6 +124,8 @@ class AgentAttention(TokenAttention):
 
     mixes_sizes = False
     rotates = False
+    local_layer = "dwc"
+    starts_at_zero = ("dwc",)
     BIAS = 7
     an_bias: nn.Parameter
     na_bias: nn.Parameter
@@ -156,7 +148,8 @@ class AgentAttention(TokenAttention):
         **options: Any,
     ) -> None:
         number = agents[0] * agents[1]
-        super().__init__(width, heads, mechanism, grid, num_prefix, operator_size=(heads, number), **options)
+        options["operator_size"] = heads, number
+        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
         self.agents = (agents[0], agents[1])
         shapes: dict[str, tuple[int, ...]] = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
@@ -171,18 +164,13 @@ class AgentAttention(TokenAttention):
             shapes["ca_bias"] = (1, heads, self.num_prefix, number)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(self.qkv.weight.new_empty(shape)))
-        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
-        self.dwc = DepthwiseConv(width, (3, 3), **dd)
+        self.dwc = DepthwiseConv(width, (3, 3), **get_device_dtype(self.qkv))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Sets the biases to random values."""
         for parameter in self.parameters(recurse=False):
             trunc_normal_(parameter, std=0.02)
-
-    def reset_to_operator(self) -> None:
-        for parameter in self.dwc.parameters():
-            nn.init.zeros_(parameter)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
@@ -192,9 +180,6 @@ class AgentAttention(TokenAttention):
         seen_by_agents = (scale * pooled @ key.mT + self._agent_bias(grid)).softmax(-1)
         sees_agents = (scale * query @ pooled.mT + self._token_bias(grid)).softmax(-1)
         return sees_agents, seen_by_agents.mT, value
-
-    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        return y + places.convolved(self.dwc, value)
 
     def _agent_bias(self, grid: tuple[int, int]) -> Tensor:
         """(1, heads, agents, tokens)."""
@@ -230,6 +215,7 @@ class PolarAttention(GatedAttention):
     """
 
     rotates = False
+    starts_at_zero = ("dwc",)
     fixed = ("rope",)
     ALPHA = 4.0
 
@@ -248,7 +234,7 @@ class PolarAttention(GatedAttention):
         head_width = width // heads
         if head_width % 2:
             raise SettingError(f"the head width is {head_width}, expected an even number: change `heads`")
-        dd: TensorOptions = {"device": self.qkv.weight.device, "dtype": self.qkv.weight.dtype}
+        dd = get_device_dtype(self.qkv)
         table = torch.empty(1, grid[0] * grid[1], width, **dd) if positions else None
         self.positional_encoding = None if table is None else nn.Parameter(table)
         self.mixes_sizes = not positions
@@ -267,11 +253,6 @@ class PolarAttention(GatedAttention):
         for parameter in (self.power, self.scale, self.positional_encoding):
             if parameter is not None:
                 nn.init.zeros_(parameter)
-
-    def reset_to_operator(self) -> None:
-        super().reset_to_operator()
-        for parameter in () if self.dwc is None else self.dwc.parameters():
-            nn.init.zeros_(parameter)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)

@@ -39,7 +39,6 @@ from linvit.layers.checks import (
     multiple_of_heads,
 )
 from linvit.layers.convolutions import DepthwiseConv
-from linvit.layers.grid import Places
 from linvit.layers.mechanisms import at
 from linvit.layers.token_attention import TokenAttention
 from linvit.ranges import Checked, Count, lookup
@@ -60,15 +59,14 @@ SIZES: Mapping[str, dict[str, int]] = {
 class DiTAttention(TokenAttention):
     """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v."""
 
+    local_layer = "local"
+
     def __init__(
         self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, **dd: Unpack[TensorOptions]
     ) -> None:
         super().__init__(width, heads, mechanism, grid, **dd)
         convolution = DepthwiseConv(width, (3, 3), **dd)
         self.local = convolution if local else None
-
-    def with_local(self, y: Tensor, value: Tensor, x: Tensor, places: Places) -> Tensor:
-        return y if self.local is None else y + places.convolved(self.local, value)
 
 
 class DiTBlock(nn.Module):

@@ -23,8 +23,8 @@ from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs
 from torch import nn
 
+from linvit.layers.block import InnerStepBlock
 from linvit.layers.checks import Depth, Device, Dtype, Rate, Ratio, TensorOptions, multiple_of_heads
-from linvit.layers.inner_step_block import InnerStepBlock
 from linvit.layers.patches import InvertedDownsample, ReluStem
 from linvit.models.backbone import POOLS, PooledBackbone, Stage
 from linvit.models.family import imagenet_cfg, register

@@ -6,13 +6,6 @@ from torch.testing import assert_close
 from linvit.layers import AttentionBlock, CareBlock, ConvFeedForward, rotary_table
 
 
-def test_attention_block_without_scale_is_the_position_term_alone():
-    torch.manual_seed(0)
-    block = AttentionBlock(8, 2, "rala", layer_scale=0.0)
-    x = torch.randn(2, 8, 3, 5)
-    assert_close(block(x, rotary_table(x, 4)), x + block.cpe(x))
-
-
 def test_attention_block_adds_each_scaled_branch():
     torch.manual_seed(0)
     block = AttentionBlock(8, 2, "mala", layer_scale=0.5)
@@ -22,33 +15,6 @@ def test_attention_block_adds_each_scaled_branch():
     y = y + 0.5 * block.attn(block.norm1(y), rotary)
     y = y + 0.5 * block.ffn(block.norm2(y))
     assert_close(block(x, rotary), y)
-
-
-def test_layer_scales_have_the_released_shapes():
-    assert AttentionBlock(8, 2, "rala").gamma_1.shape == (1, 8, 1, 1)
-    assert CareBlock(8, 2, "strips", (2, 2)).gamma.shape == (8,)
-
-
-def test_reset_restores_the_layer_scales():
-    block = AttentionBlock(8, 2, "rala", layer_scale=0.3)
-    with torch.no_grad():
-        block.gamma_1.fill_(float("nan"))
-        block.gamma_2.fill_(float("nan"))
-    block.reset_parameters()
-    assert block.gamma_1.eq(0.3).all()
-    assert block.gamma_2.eq(0.3).all()
-
-
-def test_memory_passes_the_token_mixer_untouched():
-    torch.manual_seed(0)
-    block = CareBlock(8, 2, "linear", (2, 2)).eval()
-    x = torch.randn(2, 8, 3, 5)
-    seen = {}
-    block.interact_memory.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
-    y = block(x)
-    assert torch.equal(seen["x"][:, :2], x[:, :2])
-    assert_close(seen["x"][:, 2:], block.interact_features(block.mixer(x[:, 2:])))
-    assert_close(y, x + block.gamma.view(-1, 1, 1) * block.interact_memory(seen["x"]))
 
 
 def test_last_block_returns_the_hidden_map():
@@ -109,8 +75,3 @@ def test_feed_forward_is_two_pointwise_layers_around_a_depthwise_residual():
     hidden = hidden + layer.dwconv(hidden)
     expected = torch.einsum("oc,bchw->bohw", layer.fc2.weight[..., 0, 0], hidden) + layer.fc2.bias[:, None, None]
     assert_close(layer(x), expected)
-
-
-def test_depthwise_convolution_keeps_channels_apart():
-    layer = ConvFeedForward(4, 2.0)
-    assert layer.dwconv.weight.shape == (8, 1, 3, 3)

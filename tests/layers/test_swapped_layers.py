@@ -1,6 +1,5 @@
-import pytest
 import torch
-from timm.layers import HybridEmbed, Mlp, PatchEmbed
+from timm.layers import Mlp, PatchEmbed
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import nn
 from torch.testing import assert_close
@@ -33,11 +32,6 @@ def test_patch_embed_may_be_watched_again():
     embed = GridPatchEmbed.watching(PatchEmbed(32, 8), first)
     GridPatchEmbed.watching(embed, second)(torch.zeros(1, 3, 32, 32))
     assert (first.size, second.size) == (None, (4, 4))
-
-
-def test_other_patch_embed_is_refused():
-    with pytest.raises(ValueError, match="patch embedding is a HybridEmbed, expected timm's PatchEmbed"):
-        GridPatchEmbed.watching(HybridEmbed(nn.Conv2d(3, 4, 3), 32, 1), CurrentGrid())
 
 
 def test_global_block_is_swins_with_one_window():

@@ -5,7 +5,8 @@ import copy
 import pytest
 import timm
 import torch
-from tiers import quick
+from test_all_models import SMALL
+from tiers import quick, slow
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 
@@ -24,7 +25,7 @@ def frames():
 
 
 def nano(name, **options):
-    return timm.create_model(name, depths=(1, 1, 1, 1), num_classes=7, **options)
+    return timm.create_model(name, **{**options, "depths": (1, 1, 1, 1), "num_classes": 7})
 
 
 def vit():
@@ -37,7 +38,11 @@ def swin():
 
 
 TRAINED = {
-    **{name: lambda name=name: (nano(name), images()) for name in ("ravlt_nano", "mavit_nano", "care_nano")},
+    "ravlt_nano": lambda: (nano("ravlt_nano"), images()),
+    "mavit_nano": lambda: (nano("mavit_nano", pattern="LSLS"), images()),
+    "care_nano": lambda: (nano("care_nano", pattern="CLSL"), images()),
+    "H-ViT³": lambda: (nano("hvittt_tiny", **SMALL["hvittt_tiny"]), images()),
+    "NaLaFormer": lambda: (nano("nalaformer_tiny", **SMALL["nalaformer_tiny"], pattern="LSLS"), images()),
     "swapped DeiT": lambda: (linvit.swap_attention(vit(), "mala"), images()),
     "swapped Swin": lambda: (linvit.swap_attention(swin(), "rala"), images(size=56)),
     "linearized DeiT": lambda: (linvit.linearize(vit(), "rala"), images()),
@@ -108,12 +113,13 @@ def test_inference_is_one_graph(name):
         assert_close(out, first(network(*inputs)))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", *slow("inductor")])
 @pytest.mark.parametrize("name", quick(FOLDED, ["swapped DeiT"]))
-def test_inference_of_a_folded_network_is_one_graph(name):
+def test_inference_of_a_folded_network_is_one_graph(name, backend):
     network, inputs = built(name)
     fused = linvit.fuse(network.eval())
     with torch.inference_mode():
-        out = torch.compile(fused, fullgraph=True, backend="aot_eager")(*inputs)
+        out = torch.compile(fused, fullgraph=True, backend=backend)(*inputs)
         assert_close(out, network(*inputs))
 
 

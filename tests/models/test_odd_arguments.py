@@ -124,6 +124,7 @@ def test_detectors_and_segmentors(framework):
             "key 'lpe'.*Did you mean 'lepe'",
         ),
         (lambda: timm.create_model("ravlt_nano", heads=(2, 3, 4, 5), device="meta"), "`width` is 96 and `heads` 5"),
+        (lambda: timm.create_model("hvittt_tiny", heads=(3, 4, 10, 16), device="meta"), "`width` is 64 and `heads` 3"),
         (
             lambda: timm.create_model("ravlt_nano", heads=(16, 3, 4, 6), device="meta"),
             "head width is 2, expected a multiple of 4",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from golden_networks import NAMES, golden, probe, released_input, released_state_dict
+from golden_networks import NAMES, golden, probe, released_input, released_keys, released_state_dict
 
 import linvit
 
@@ -53,3 +53,24 @@ def test_equals_released_network(released_name, table):
     errors = largest_errors(released_name)
     table.append((released_name, errors))
     assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("released_name", NAMES)
+def test_every_released_key_has_its_place(released_name):
+    model = timm.create_model(NAMES[released_name], device="meta")
+    keys = released_keys(golden(released_name))
+    rest = {key: torch.empty(shape, device="meta") for key, shape, _ in keys if "angle" not in key}
+    native = model.native_state_dict(rest)
+    assert {key: value.shape for key, value in native.items()} == {k: v.shape for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("released_name", ["RAVLT_T", "CARETrans_S0"])
+def test_keys_are_translated_once_in_any_order_and_without_heads(released_name):
+    model, released = timm.create_model(NAMES[released_name], device="meta"), released_state_dict(golden(released_name))
+    native = model.native_state_dict(released)
+    turned = model.native_state_dict(dict(reversed(released.items())))
+    for other in (model.native_state_dict(native), turned):
+        assert other.keys() == native.keys() == model.state_dict().keys()
+        assert all(torch.equal(other[key], native[key]) for key in native)
+    headless = model.native_state_dict({key: value for key, value in released.items() if "head" not in key})
+    assert headless.keys() == {key for key in native if "head" not in key}

@@ -1,73 +1,7 @@
 import pytest
 import timm
-import torch
-from golden_networks import golden, released_keys, released_state_dict
 from test_all_models import create, image, visible
 from torch.testing import assert_close
-
-import linvit
-
-
-@pytest.fixture(scope="module")
-def released():
-    return {key: value.float() for key, value in released_state_dict(golden("RAVLT_T")).items()}
-
-
-@pytest.fixture(scope="module")
-def ravlt():
-    return timm.create_model("ravlt_tiny")
-
-
-@pytest.mark.parametrize(
-    ("released_name", "name"),
-    [(f"{family}_{size[0].upper()}", f"{ours}_{size}") for family, ours in (("RAVLT", "ravlt"), ("MALA", "mavit"))
-     for size in ("tiny", "small", "base", "large")],
-)  # fmt: skip
-def test_every_released_key_has_its_place(released_name, name):
-    model = timm.create_model(name, device="meta")
-    keys = released_keys(golden(released_name))
-    rest = {key: torch.empty(shape, device="meta") for key, shape, _ in keys if "angle" not in key}
-    native = model.native_state_dict(rest)
-    assert {key: value.shape for key, value in native.items()} == {k: v.shape for k, v in model.state_dict().items()}
-
-
-def test_filter_is_idempotent(ravlt, released):
-    native = ravlt.native_state_dict(released)
-    again = ravlt.native_state_dict(native)
-    assert again.keys() == native.keys() == ravlt.state_dict().keys()
-    assert all(again[key] is native[key] for key in native)
-
-
-def test_filter_does_not_depend_on_order(ravlt, released):
-    native = ravlt.native_state_dict(released)
-    for order in (sorted, lambda keys: sorted(keys, reverse=True)):
-        other = ravlt.native_state_dict({key: released[key] for key in order(released)})
-        assert other.keys() == native.keys()
-        assert all(torch.equal(other[key], native[key]) for key in native)
-
-
-def test_filter_accepts_a_checkpoint_without_head(ravlt, released):
-    headless = {key: value for key, value in released.items() if not key.startswith("head.")}
-    assert ravlt.state_dict().keys() - ravlt.native_state_dict(headless).keys() == {
-        "head.fc.weight",
-        "head.fc.bias",
-    }
-
-
-def test_released_file_through_timm(released, tmp_path):
-    torch.save({"model": released}, tmp_path / "RAVLT_T.pth")
-    overlay = {"file": str(tmp_path / "RAVLT_T.pth")}
-    model = timm.create_model("ravlt_tiny", pretrained=True, pretrained_cfg_overlay=overlay).eval()
-    expected = linvit.load_released(timm.create_model("ravlt_tiny"), released).eval()
-    x = image(64, 96)
-    assert_close(model(x), expected(x), rtol=0, atol=0)
-    extractor = timm.create_model(
-        "ravlt_tiny", pretrained=True, pretrained_cfg_overlay=overlay, features_only=True, out_indices=(0, 2)
-    ).eval()
-    for feature, other in zip(
-        extractor(x), expected.forward_intermediates(x, [0, 2], intermediates_only=True), strict=True
-    ):
-        assert_close(feature, other)
 
 
 def test_published_weights_are_named():

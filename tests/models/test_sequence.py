@@ -156,8 +156,6 @@ def test_writing_ends_at_the_stop_token():
         (lambda: create("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean `width`"),
         (lambda: small("mala")(tokens(), form="parallel"), r"`form` is 'parallel', expected one of chunked, matrix"),
         (lambda: create("sequence_nano", 9, vocabulary=3), r"no argument 'vocabulary'"),
-        (lambda: small("mala", depth=0), r"`depth` is 0, expected a whole number from 1 to"),
-        (lambda: small("mala", width="wide"), r"`width` is 'wide', expected a whole number"),
         (lambda: generate(small("mala"), torch.tensor([]), 3), "`prompt` is empty, expected"),
         (lambda: generate(small("mala"), tokens()[0], 3, float("nan")), r"`temperature` is nan"),
         (lambda: generate(small("mala"), tokens()[0], 3, 1.0, 0.0), r"`top_p` is 0\.0"),

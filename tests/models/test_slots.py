@@ -13,6 +13,7 @@ from linvit.models.slots import ADAPTERS, Slot, Slots, adapter
 KEEPING = {
     "DINOv2": ("vit_small_patch14_reg4_dinov2", {}),
     "CLIP": ("vit_base_patch16_clip_224", {}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
     "norms": ("deit_tiny_patch16_224", {"qk_norm": True, "scale_attn_norm": True}),
     "DINOv3": ("vit_small_patch16_dinov3", {}),
     "DINOv3 with norms": ("vit_small_patch16_dinov3", {"qk_norm": True, "scale_attn_inner": True}),

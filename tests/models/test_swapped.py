@@ -1,12 +1,9 @@
 import pytest
 import timm
 import torch
-from tiers import quick, slow
+from tiers import quick
 from timm.optim import param_groups_weight_decay
-from torch.export import export
-from torch.testing import assert_close
 
-from linvit.analysis.cost import count_cost
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.swap import BASES, NAMES
 
@@ -17,20 +14,6 @@ SMALL = {
 SMALL_NAMES = [name for name in NAMES if not name.startswith("swin_small")]
 # every mechanism once, and one of each class in windows
 SOME = [name for name in SMALL_NAMES if name.startswith("deit") or name.endswith(("_rala", "_agent", "_focused"))]
-# Parameters in millions and G of MACs in all, measured on the authors' own networks at 224 px, timm's for softmax.
-REFERENCES = {
-    "deit_tiny_softmax": (5.717, 1.254),
-    "swin_tiny_softmax": (28.288, 4.491),
-    "swin_small_softmax": (49.606, 8.741),
-    "swin_tiny_focused": (29.192, 4.483),
-    "swin_small_focused": (50.510, 8.734),
-    "deit_tiny_inline": (6.478, 1.109),
-    "swin_tiny_inline": (29.224, 4.459),
-    "swin_small_inline": (49.793, 8.719),
-    "swin_tiny_agent": (28.903, 4.499),
-}
-# The operator forms every row's mass, tokens × heads × agents MACs a block, which Agent's own code has no need of.
-MASS = {"swin_tiny_agent": (2 * 3136 * 3 * 9 + 2 * 784 * 6 * 16 + 6 * 196 * 12 * 49) / 1e9}
 
 
 def small(name, **kwargs):
@@ -50,14 +33,6 @@ def test_names():
     assert {"deit_tiny_rala_mala", "deit_tiny_agent", "swin_tiny_agent", "swin_small_agent"} < set(NAMES)
     assert "swin_tiny_rala_mala" not in NAMES
     assert set(NAMES) <= set(timm.list_models())
-
-
-@pytest.mark.parametrize("name", quick(REFERENCES, ["deit_tiny_softmax", "deit_tiny_inline", "swin_tiny_agent"]))
-def test_sizes_are_those_measured_on_the_authors_networks(name):
-    cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
-    parameters, macs = REFERENCES[name]
-    assert round(cost.parameters / 1e6, 3) == parameters
-    assert round((cost.macs + cost.macs_attention) / 1e9 - MASS.get(name, 0), 3) == macs
 
 
 @pytest.mark.parametrize(
@@ -84,15 +59,6 @@ def test_pattern_and_mechanism(name):
 def test_a_network_for_large_images():
     model = timm.create_model("deit_tiny_linear", img_size=(2048, 4096), device="meta")
     assert model.pos_embed.shape == (1, 128 * 256 + 1, 192)
-
-
-@pytest.mark.parametrize("name", quick(SMALL_NAMES, SOME))
-def test_other_resolutions(name):
-    model = small(name, dynamic_img_size=True)
-    for size in ((64, 64), (96, 48), (64, 64)):
-        logits = model(image(*size))
-        assert logits.shape == (2, 5)
-        assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", quick(SMALL_NAMES, SOME))
@@ -139,11 +105,6 @@ def test_arguments_of_body_and_mechanism():
         small("deit_tiny_softmax", attention={"weighting": "uniform"})
 
 
-def test_no_published_weights():
-    with pytest.raises(RuntimeError, match="deit_tiny_rala has no published weights"):
-        timm.create_model("deit_tiny_rala", pretrained=True)
-
-
 @pytest.mark.parametrize("name", ["deit_tiny_focused", "swin_tiny_agent"])
 def test_tables_decay_as_in_their_authors_training(name):
     """FLatten and Agent exempt vectors and names that end in .bias; their tables and temperatures are neither."""
@@ -162,9 +123,3 @@ def test_features_only():
     assert channels == [24, 48, 96, 192]
     (tokens,) = small("deit_tiny_rala", features_only=True, out_indices=(1,))(image())
     assert tokens.shape == (2, 48, 4, 4)
-
-
-@pytest.mark.parametrize("name", ["deit_tiny_rala", *slow("swin_tiny_mala")])
-def test_exports(name):
-    model = small(name)
-    assert_close(export(model, (image(),)).module()(image()), model(image()))

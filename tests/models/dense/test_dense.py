@@ -79,18 +79,11 @@ def test_norms_stand_on_the_outputs_alone(name, pattern):
     assert all(torch.equal(*pair) for pair in zip(before[1:], after[1:], strict=True))
 
 
-def test_recomputing_blocks_changes_no_gradient():
-    torch.manual_seed(0)
-    backbone = DenseBackbone("mavit_nano")
-    images = torch.randn(2, 3, 64, 64)
-    gradients = []
-    for enable in (False, True):
+def test_recomputing_is_that_of_the_body():
+    backbone = DenseBackbone("mavit_nano", device="meta")
+    for enable, recomputed in ((True, "blocks"), (False, "nothing")):
         backbone.set_grad_checkpointing(enable)
-        backbone.zero_grad()
-        sum(tensor.square().sum() for tensor in backbone(images)).backward()
-        gradients.append([parameter.grad.clone() for parameter in backbone.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, recomputed)
+        assert {stage.recomputed for stage in backbone.body.stages} == {recomputed}
 
 
 @pytest.mark.parametrize(
