@@ -1,6 +1,5 @@
 import math
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from PIL import Image
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_diffusion import write_diffusion_recipe
-from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, content, curve
+from tiny_run import check_resumes_bit_for_bit, content, curve
 
 from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
@@ -47,15 +46,6 @@ def test_it_learns_and_is_measured_by_what_its_moving_average_generates(run):
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_diffusion_recipe(tmp_path)
     check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    train(write_diffusion_recipe(alone, task={"generates": False}))
-    write = partial(write_diffusion_recipe, tmp_path, task={"generates": False})
-    check_killed_run_resumes(write, step=6, whole=alone / "run", fewest=20)
 
 
 def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
