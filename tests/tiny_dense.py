@@ -32,12 +32,7 @@ def write_dense_recipe(folder: Path, scenes: Path, framework: str, **groups) -> 
     values = {
         "seed": 3,
         "folder": str(folder / "run"),
-        "model": {
-            "framework": framework,
-            "backbone": "mavit_nano",
-            "drop_path_rate": 0.2,
-            "heads": HEADS[framework],
-        },
+        "model": {"framework": framework, "backbone": "mavit_nano", "drop_path_rate": 0.2, "heads": HEADS[framework]},
         "task": {"name": "detection" if detects else "segmentation"},
         "optimizer": {"lr": 1e-3, "not_decayed": "norms"},
         "schedule": {"name": "steps", "warmup_steps": 2, "decay_epochs": [1]},

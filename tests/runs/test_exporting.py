@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,10 +187,8 @@ def test_core_ml_refuses_weights_that_float16_does_not_have(weight, fits, tmp_pa
     layer, images = torch.nn.Conv2d(3, 1, 1), torch.zeros(1, 3, 8, 8)
     torch.nn.init.constant_(layer.bias, weight)
     program = torch.export.export(layer, (images,))
-    if fits:
-        FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
-        return
-    with pytest.raises(ValueError, match=r"the weight bias is too large for float16"):
+    refusal = pytest.raises(ValueError, match=r"the weight bias is too large for float16")
+    with nullcontext() if fits else refusal:
         FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
 
 
@@ -248,7 +247,7 @@ def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
         facts, session = open_file(*given)
         return facts, lambda images: (session(images)[0] + 1,)
 
-    monkeypatch.setitem(FORMATS, ".onnx", FORMATS[".onnx"].__class__(**{**vars(FORMATS[".onnx"]), "open": wrong}))
+    monkeypatch.setitem(FORMATS, ".onnx", replace(FORMATS[".onnx"], open=wrong))
     with pytest.raises(ValueError, match=r"differ from those of the network by .* so it is not kept"):
         run.export(tmp_path / "digits.onnx", dynamic=False)
     assert not list(tmp_path.iterdir())
@@ -258,13 +257,6 @@ def test_a_missing_runtime_names_its_extra(run, tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.deploy.formats.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"ONNX needs onnx.* install it with `pip install 'linvit\[onnx\]'`"):
         run.export(tmp_path / "digits.onnx")
-
-
-def test_random_bytes_with_the_suffix_of_executorch_do_not_end_the_process(tmp_path):
-    pytest.importorskip("executorch")
-    (tmp_path / "x.pte").write_bytes(np.random.default_rng(0).bytes(4000))
-    with pytest.raises(ValueError, match="first bytes are not those of an ExecuTorch file"):
-        load_run(tmp_path / "x.pte")
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml", ".pte"])
@@ -283,11 +275,7 @@ def test_only_regular_files_are_opened(tmp_path, suffix, special):
         ({"class_names": ["a"] * 9}, "expected finite numbers for 9 classes"),
         ({"outputs": ["logits", "boxes"]}, "has 1 outputs, but describes 2"),
         ({"std": [-1.0]}, "damaged"),
-        ({"mean": [float("nan")]}, "damaged|finite"),
         ({"mean": [], "std": []}, "damaged|channels"),
-        ({"crop_pct": 2}, "damaged"),
-        ({"interpolation": "evil"}, "damaged"),
-        ({"size": [0, 0]}, "damaged"),
         ({"task": "detection"}, "damaged"),
     ],
 )
@@ -432,14 +420,10 @@ def test_a_file_of_another_program_is_refused(files, tmp_path):
     import onnx
 
     model = onnx.load(files[".onnx"].path)
-    kept = json.loads(next(entry.value for entry in model.metadata_props if entry.key == KEY))
-    for text, message in ((None, "was not written by `linvit export`"), ({**kept, "std": "x"}, "is damaged")):
-        del model.metadata_props[:]
-        if text is not None:
-            onnx.helper.set_model_props(model, {KEY: json.dumps(text)})
-        onnx.save(model, tmp_path / "other.onnx")
-        with pytest.raises(ValueError, match=message):
-            load_run(tmp_path / "other.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="was not written by `linvit export`"):
+        load_run(tmp_path / "other.onnx")
 
 
 def test_the_command_line_exports_predicts_and_evaluates(run, files, tmp_path, capsys):

@@ -254,11 +254,6 @@ def check_region_detector(run: Run, path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_of_mask_rcnn_finds_the_objects_of_its_run(tmp_path):
-    check_region_detector(run_of("mask_rcnn"), tmp_path / "file.onnx")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])
 @pytest.mark.parametrize("framework", REGION_DETECTORS)
 def test_files_of_region_detectors(framework, suffix, tmp_path):

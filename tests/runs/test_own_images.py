@@ -94,16 +94,7 @@ def test_a_size_that_is_given_is_kept_and_weights_for_other_classes_lose_their_c
     assert "without its classifier, which is for other classes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "#",
-        '"',
-        "1e5",
-        "a\nseed: 1",
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("odd", ["#", '"', "1e5", "a\nseed: 1", "\udcff"])
 def test_names_of_any_kind_are_valid_yaml(odd, tmp_path):
     root = write_classes(tmp_path / odd, {odd: 5, "bee": 5}, size=(32, 32))
     written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", root)

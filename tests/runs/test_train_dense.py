@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
-from tiny_run import check_resumes_bit_for_bit, curve
+from tiny_run import ONE_STEP, check_resumes_bit_for_bit, curve
 from trained import trained_run
 
 from linvit.runs import load_run
@@ -132,16 +132,13 @@ def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
 def test_half_precision_trains(scenes, tmp_path):
     half = {"max_epochs": 1, "precision": "bf16-mixed"}
     for framework in ("mask_rcnn", "upernet"):
-        (tmp_path / framework).mkdir()
         run = train_folder(write_dense_recipe(tmp_path / framework, scenes, framework, trainer=half))
         assert math.isfinite(float(curve(run)[0]["train_loss"]))
 
 
 def test_a_classifier_s_run_is_the_backbone_to_start_from(scenes, tmp_path, tmp_path_factory, capsys):
-    few = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
-    about = {"model": {"name": "mavit_nano", "in_chans": 3}, "data": {"channels": 3}, "trainer": few}
-    digits = trained_run(tmp_path_factory, **about)
-    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", init=str(digits), trainer=few)
+    digits = trained_run(tmp_path_factory, model={"name": "mavit_nano"}, trainer=ONE_STEP)
+    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", init=str(digits), trainer=ONE_STEP)
     train_folder(recipe, progress=True)
     assert "best.ckpt: its backbone; neck and heads keep their initial weights" in capsys.readouterr().out
 

@@ -106,13 +106,6 @@ def test_the_measures_are_those_of_the_rounded_weights(trained, tmp_path, monkey
     assert all(torch.equal(value, before[key]) for key, value in run.network.state_dict().items())
 
 
-def test_long_lines_of_a_card_are_broken():
-    channels = [16, 32, 56, 80]
-    card = creation("resnet18", num_classes=10, in_chans=3, channels=channels, checkpoint_path="resnet.safetensors")
-    assert max(map(len, card.splitlines())) <= 120
-    compile(card.removeprefix("```python").removesuffix("```"), "card", "exec")
-
-
 def test_what_cannot_be_written_is_refused(trained, tmp_path):
     run = load_run(trained)
     with pytest.raises(ValueError, match=r"ending in \.safetensors: rename it"):

@@ -32,10 +32,7 @@ def flat(monkeypatch):
 
 def test_measures_are_those_of_scikit_learn():
     generator = torch.Generator().manual_seed(0)
-    logits, targets = (
-        torch.randn(41, 6, generator=generator),
-        (torch.rand(41, 6, generator=generator) < 0.3).float(),
-    )
+    logits, targets = (torch.randn(41, 6, generator=generator), (torch.rand(41, 6, generator=generator) < 0.3).float())
     ours = measured(logits, targets)
     assert ours["map"] == pytest.approx(average_precision_score(targets, logits, average="macro"), abs=1e-6)
     assert ours["f1"] == pytest.approx(f1_score(targets, logits > 0, average="micro"), abs=1e-6)

@@ -111,21 +111,14 @@ def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_p
 
 
 def test_all_images_in_one_file_are_as_evaluation_suites_read_them(run, tmp_path):
-    images = load_run(run).generate(count=2, steps=3, sampler="ddpm")
-    assert (images.images.shape, images.images.dtype, len(images)) == ((20, 1, 8, 8), torch.uint8, 20)
+    loaded = load_run(run)
+    images = loaded.generate(classes=["3", 5], count=2, steps=3, sampler="ddpm")
+    assert (images.images.shape, images.images.dtype, len(images)) == ((4, 1, 8, 8), torch.uint8, 4)
     images.save(tmp_path / "all.npz")
     held = np.load(tmp_path / "all.npz")
-    assert held["arr_0"].shape == (20, 8, 8, 3)
+    assert held["arr_0"].shape == (4, 8, 8, 3)
     assert held["arr_0"].dtype == np.uint8
-    assert held["labels"].tolist() == images.labels.tolist() == [label for label in range(10) for _ in range(2)]
-
-
-def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
-    loaded = load_run(run)
-    first, again, other = (loaded.generate(classes=["3", 5], count=2, steps=3, seed=seed) for seed in (1, 1, 2))
-    assert first.labels.tolist() == [3, 3, 5, 5]
-    assert first.images.equal(again.images)
-    assert not first.images.equal(other.images)
+    assert held["labels"].tolist() == images.labels.tolist() == [3, 3, 5, 5]
     with pytest.raises(ValueError, match=r"`classes` is \[\], expected a list of .*, at least one"):
         loaded.generate(classes=[])
 

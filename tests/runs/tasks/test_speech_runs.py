@@ -12,10 +12,8 @@ from tiny_speech import say, write_an4, write_speech_recipe
 from linvit.bundled import list_networks
 from linvit.data.speech import LibriSpeech
 from linvit.data.speech.audio import read_audio
-from linvit.models.conformer import StreamCache
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
-from linvit.studies import compare
 from linvit.studies.pool import last_measures
 from linvit.tasks.transcription import CountedNGram, greedy, spelled, word_edits
 from linvit_cli import main
@@ -114,17 +112,6 @@ def test_files_of_any_sampling_rate_are_transcribed(learned, tmp_path, capsys):
     assert "LOW HIGH MID" in capsys.readouterr().out
     assert main(["predict", str(learned), str(sounds[0]), "--output", str(tmp_path / "texts.json")]) == 0
     assert json.loads((tmp_path / "texts.json").read_text()) == [{"sound": str(sounds[0]), "text": "LOW HIGH MID"}]
-
-
-def test_the_trained_network_processes_a_stream_as_the_whole(learned):
-    run = load_run(learned)
-    network = run.network.double()
-    features = run.source().val_set()[0][0].double()[None]
-    with torch.no_grad():
-        whole, _ = network(features, torch.tensor([features.shape[1]]))
-        memory = StreamCache()
-        streamed = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
-    assert (streamed - whole).abs().max() < 1e-11
 
 
 def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path, capsys):
@@ -235,21 +222,6 @@ def test_other_tokens_are_learned_and_loaded(run, units, tmp_path):
     transcripts = trained.predict(run.parent / "speech" / "val")
     assert len(transcripts) == 6
     assert not transcripts.unreadable
-
-
-@pytest.mark.slow
-def test_attentions_are_compared_over_seeds(run, tmp_path):
-    recipes = []
-    for mechanism in ("softmax", "mala"):
-        (tmp_path / mechanism).mkdir()
-        data = {"root": str(run.parent / "speech")}
-        path = write_speech_recipe(tmp_path / mechanism, mechanism, data=data, task={"ema_decay": None})
-        recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
-    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).to_markdown()
-    assert "word error rate, %" in text
-    rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["softmax", "mala"]
-    assert rows[1]["differences"]["softmax"]["count"] == 2
 
 
 @pytest.mark.slow
