@@ -70,8 +70,6 @@ def test_settings_that_training_cannot_use(refused, tmp_path, setting, words):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for the GPU that the machine lacks")
 def test_a_trainer_that_cannot_be(refused, tmp_path):
     assert "requires a GPU" in refused("train", write_recipe(tmp_path), "trainer.strategy=fsdp")
-    said = refused("train", write_recipe(tmp_path), "trainer.accelerator=cuda")
-    assert "trainer.accelerator is 'cuda', expected one that this machine has" in said
 
 
 def test_missing_and_broken_recipe(refused, tmp_path):
@@ -115,11 +113,6 @@ def images(tmp_path):
 
 def test_missing_data_folder(refused, tmp_path):
     assert f"The data folder {tmp_path / 'data'} does not exist" in refused("train", folder_recipe(tmp_path))
-
-
-def test_empty_class_folder(refused, tmp_path, images):
-    (images / "train" / "mole").mkdir()
-    assert f"class folder {images / 'train' / 'mole'} has no image files" in refused("train", folder_recipe(tmp_path))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

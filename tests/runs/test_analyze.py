@@ -9,7 +9,6 @@ from dense_answers import write_scenes, write_untrained
 from PIL import Image
 from tiers import quick
 from tiny_diffusion import write_diffusion_recipe
-from tiny_language import write_language_recipe
 from tiny_run import ONE_STEP, write_recipe
 
 import linvit  # noqa: F401
@@ -176,15 +175,6 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
     assert "its backbone" in analysis.page.read_text()
     photos = loaded.analyze("scores", count=1, output=tmp_path / "photos", layers=[1], images=scenes)
     assert photos.rows["scores"]
-
-
-@pytest.mark.slow
-def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path, capsys):
-    language = train(write_language_recipe(tmp_path, trainer=ONE_STEP))
-    assert not hasattr(language, "analyze")
-    assert main(["analyze", str(language.folder)]) == 2
-    sentence = "language cannot be analyzed, because it has no attention over images: use `linvit generate`"
-    assert sentence in capsys.readouterr().err
 
 
 def test_layers_by_name_and_number_in_the_networks_order():

@@ -266,11 +266,3 @@ def test_a_file_in_cocos_format_is_checked_without_its_images(tmp_path):
         check_data(path, overrides={"void": 3})
     with pytest.raises(ValueError, match="`needs_masks` is 3, expected true or false"):
         check_data(path, overrides={"needs_masks": 3})
-
-
-def test_progress_is_logged_and_nothing_is_printed(tmp_path, capsys, caplog, monkeypatch):
-    monkeypatch.setattr("linvit.runs.progress.INTERVAL", 0.0)
-    caplog.set_level("INFO", "linvit")
-    check_data(write_masks(tmp_path), progress=True)
-    assert "train: 2 of 3 done" in caplog.text
-    assert capsys.readouterr().out == ""

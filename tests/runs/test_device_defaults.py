@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 from imagenet_folder import write_imagenet
-from tiny_run import TINY, At, check_resumes_bit_for_bit, content, curve, write_merged, write_recipe
+from tiny_run import TINY, check_resumes_bit_for_bit, content, curve, write_merged, write_recipe
 
 from linvit.runs import trainer
 from linvit.runs.recipe import Recipe
@@ -78,16 +78,3 @@ def test_a_run_may_go_on_with_its_images_augmented_elsewhere(images, tmp_path):
     run = train_folder(recipe)
     train_folder(recipe, ["data.augment_on=cpu", "trainer.max_epochs=2"], resume=True)
     assert len(curve(run)) == 2
-
-
-def test_the_task_gets_normalized_floats(images, tmp_path):
-    seen = []
-
-    class Look(At):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(batch[0])
-
-    recipe = device_recipe(tmp_path / "look", images, trainer={"max_epochs": 1, "limit_train_batches": 1, "threads": 1})
-    train_folder(recipe, callbacks=[Look(0, None)])
-    assert seen[0].dtype == torch.float32
-    assert seen[0].shape == (4, 3, 32, 32)

@@ -137,18 +137,21 @@ def test_a_network_is_left_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("suffix", "options", "message"),
     [
-        ({"path": "x.tflite"}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
-        ({"path": "x.pte", "dynamic": True}, "'?.pte'? files read one size only here"),
-        ({"path": "x.onnx", "compiled": True}, "`compiled` is for .pt2 files"),
-        ({"path": "x.pt2", "dynamic": True}, "expected at least 64 px"),
+        (".tflite", {}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
+        (".pte", {"dynamic": True}, "'?.pte'? files read one size only here"),
+        (".onnx", {"compiled": True}, "`compiled` is for .pt2 files"),
+        (".pt2", {"dynamic": True}, "expected at least 64 px"),
+        (".onnx", {"int8": True}, "`int8` needs images to calibrate on: set `calibrate`"),
+        (".onnx", {"report": "x"}, "`report` is for files in 8 bits"),
+        (".onnx", {"int8": True, "calibrate": [np.zeros((40, 40), np.uint8)]}, "has 1 readable images, expected 16"),
+        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml, .pte:"),
     ],
 )
-def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, options, message):
-    path = tmp_path / options.pop("path")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run.export(path, **options)
+def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffix, options, message):
+    with pytest.raises(ValueError, match=message):
+        run.export(tmp_path / f"digits{suffix}", **options)
     assert not list(tmp_path.iterdir())
 
 

@@ -151,10 +151,3 @@ def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path, monkeypat
         with pytest.raises(ValueError, match=r"mine.yaml exists already"):
             new_recipe(path, "ravlt_nano", photos)
     assert (tmp_path / "mine.yaml").read_text() == "precious"
-
-
-@pytest.mark.parametrize(("load", "free"), [(0.0, 4), (1.5, 2.5), (9.0, 1)])
-def test_busy_cores_are_not_counted_on(load, free, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0), raising=False)
-    assert own_images._free_cores() == free

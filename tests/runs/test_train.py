@@ -106,11 +106,6 @@ def test_a_finished_run_is_left_alone(straight):
     assert (content(straight)["global_step"], (straight / "metrics.csv").read_text()) == before
 
 
-def test_a_full_folder_is_not_overwritten(straight):
-    with pytest.raises(ValueError, match="`resume=True`"):
-        train_folder(straight / "recipe.yaml")
-
-
 def test_a_run_from_before_a_setting_goes_on_with_its_default(straight, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(straight, run)

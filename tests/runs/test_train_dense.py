@@ -113,13 +113,6 @@ def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, caps
     assert "1 of at most 1" in capsys.readouterr().err
 
 
-def test_the_moving_average_is_measured_too(scenes, tmp_path):
-    recipe = write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"ema_decay": 0.9}, trainer={"max_epochs": 1})
-    run = train_folder(recipe)
-    assert {"miou", "ema_miou"} <= set(curve(run)[0])
-    assert set(load_run(run).evaluate().by_weights) == {"raw", "ema"}
-
-
 def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
     seldom = {"max_epochs": 3, "check_val_every_n_epoch": 2}
     run = train_folder(write_dense_recipe(tmp_path, scenes, "semantic_fpn", trainer=seldom))

@@ -5,6 +5,7 @@ from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import nn
 from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
 
 from linvit.runs import ClassificationRun
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -94,19 +95,12 @@ def test_compiling_keeps_the_names_of_the_weights():
     assert compiled.ema.module._compiled_call_impl is None
 
 
-class AlwaysZero(torch.utils.data.Dataset):
-    def __getitem__(self, index):
-        return torch.zeros(3, 32, 32), 0
-
-    def __len__(self):
-        return 24
-
-
 class Zeros(lightning.LightningDataModule):
     batch_size = 3
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(AlwaysZero(), batch_size=3)
+        images, labels = torch.zeros(24, 3, 32, 32), torch.zeros(24, dtype=torch.int64)
+        return DataLoader(TensorDataset(images, labels), batch_size=3)
 
 
 class Weights(lightning.Callback):
