@@ -16,18 +16,12 @@ import yaml
 from safetensors import safe_open
 from tiny_run import ONE_STEP, write_recipe
 from torch.testing import assert_close
-from trained import ONE_EPOCH, trained_run
 
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
 from linvit_cli import main
 
 FILES = {"README.md", "config.json", "metrics.csv", "model.safetensors", "modeling_linvit.py", "recipe.yaml"}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from PIL import Image
 from safetensors import safe_open
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from torch.testing import assert_close
-from trained import ONE_EPOCH, trained_run
 
 from linvit.environment import commit
 from linvit.models.by_name import bundled_weights
@@ -19,11 +18,6 @@ from linvit.runs import load_run
 from linvit.runs.weight_file import creation
 from linvit.studies.demo import on_photographs
 from linvit_cli import main
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from images_by_class import write_classes
 from PIL import Image
-from trained import ONE_EPOCH, trained_run
 
 from linvit.analysis.answers import Answers
 from linvit.runs import ClassificationRun, load_run, train
@@ -16,8 +16,8 @@ from linvit_cli import main
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return load_run(trained_run(tmp_path_factory, trainer=ONE_EPOCH))
+def run(trained):
+    return load_run(trained)
 
 
 @pytest.fixture
@@ -53,12 +53,9 @@ def test_a_report_holds_the_measures_that_it_is_given(run, tmp_path):
 
 
 def test_answers_of_a_folder_leave_an_unreadable_image_out(run, tmp_path):
-    for name in ("3", "7"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(2):
-            Image.linear_gradient("L").resize((40, 40)).save(tmp_path / "data" / name / f"{number}.png")
-    (tmp_path / "data" / "3" / "0.png").write_bytes(b"broken")
-    answers = answers_of(run, run.source(tmp_path / "data", num_workers=0))
+    root = write_classes(tmp_path / "data", {"3": 2, "7": 2})
+    (root / "3" / "0.png").write_bytes(b"broken")
+    answers = answers_of(run, run.source(root, num_workers=0))
     assert answers.indices.tolist() == [1, 2, 3]
     assert answers.targets.tolist() == [3, 7, 7]
     assert (answers.confidences > 0).all()
@@ -171,18 +168,14 @@ def test_classes_come_in_the_order_of_the_network(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory):
-    """A run on ten bright and ten dark images in two class folders, and their folder."""
+    """A run on ten images in each of two class folders, and their folder."""
     folder = tmp_path_factory.mktemp("undivided")
-    for name, scale in (("bright", 1), ("dark", 0.2)):
-        (folder / "data" / name).mkdir(parents=True)
-        for number in range(10):
-            noise = Image.effect_noise((40, 50), 60)
-            noise.point(lambda value, scale=scale: value * scale).save(folder / "data" / name / f"{number}.png")
-    data = {"name": "imagefolder", "root": str(folder / "data"), "size": 32, "num_workers": 0, "batch_size": 4}
+    root = write_classes(folder / "data", {"bright": 10, "dark": 10})
+    data = {"name": "imagefolder", "root": str(root), "size": 32, "num_workers": 0, "batch_size": 4}
     recipe = folder / "mine.yaml"
     trainer = {"max_epochs": 1, "accelerator": "cpu", "limit_train_batches": 1}
     recipe.write_text(json.dumps({"model": {"name": "ravlt_nano"}, "data": data, "trainer": trainer}))
-    return train(recipe, folder=folder / "run"), folder / "data"
+    return train(recipe, folder=folder / "run"), root
 
 
 def test_a_run_is_evaluated_on_what_it_held_out(undivided, tmp_path):
