@@ -22,7 +22,7 @@ from linvit.deploy.runtimes import PACKAGE
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
 from linvit.models.dense.inputs import pasted
-from linvit.runs.exporting import Candidates, Detections
+from linvit.runs.exporting import Detected
 from linvit.runs.run import Run
 from linvit.runs.stored import run_of_file
 from linvit.runs.tasks import RUNS
@@ -130,9 +130,9 @@ def facts():
 
 def test_the_detections_of_a_file_are_those_of_its_run(monkeypatch, facts):
     run = run_of("retinanet")
-    check_same(run, _in_memory(monkeypatch, Candidates(run.network), facts))
+    check_same(run, _in_memory(monkeypatch, Detected(run.network), facts))
     thin = (30, 300)  # scaled to 10 px, which both fill up to 32
-    found = _in_memory(monkeypatch, Candidates(run.network), facts).predict(photos([thin]))[0]
+    found = _in_memory(monkeypatch, Detected(run.network), facts).predict(photos([thin]))[0]
     assert found.size == thin
     assert found.boxes[:, 3].max() <= 30.01
 
@@ -141,9 +141,9 @@ def test_the_detections_of_a_file_are_those_of_its_run(monkeypatch, facts):
 def test_detections_of_one_image_are_those_of_the_network(framework, monkeypatch, facts):
     run = run_of(framework)
     about = replace(facts, name=run.name, smallest=0, size=(64, 90), outputs=DETECTIONS, strides=())
-    check_same(run, _in_memory(monkeypatch, Detections(run.network), about), [(64, 90)])
+    check_same(run, _in_memory(monkeypatch, Detected(run.network), about), [(64, 90)])
     monkeypatch.setattr("torch.compiler.is_exporting", lambda: True)
-    check_same(run, _in_memory(monkeypatch, Detections(run.network), about), [(64, 90)])
+    check_same(run, _in_memory(monkeypatch, Detected(run.network), about), [(64, 90)])
 
 
 @pytest.mark.parametrize("exporting", [False, True])
@@ -164,7 +164,7 @@ def test_detections_in_float64(framework, exporting, monkeypatch):
 
 def stand_in(monkeypatch, run: Run, change) -> None:
     """Replaces ONNX files by ones that return what `change` makes of the detections of the run's network."""
-    network = OnPixels(Detections(run.network.eval()), run.preprocessing.mean, run.preprocessing.std)
+    network = OnPixels(Detected(run.network.eval()), run.preprocessing.mean, run.preprocessing.std)
 
     def session(images):
         with torch.no_grad():
@@ -266,7 +266,7 @@ def test_a_file_can_detect_nothing(suffix, tmp_path):
     run = run_of("mask_rcnn")
     run.network.roi_heads.score_thresh = 1.0
     about, black = run.preprocessing, torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    program = exported(OnPixels(Detections(run.network).eval(), about.mean, about.std), black)
+    program = exported(OnPixels(Detected(run.network).eval(), about.mean, about.std), black)
     session = session_of(FORMATS[suffix], program, tmp_path / f"file{suffix}", outputs=DETECTIONS)
     shapes = [tuple(values.shape) for values in session(black)]
     assert shapes == [(0, 4), (0,), (0,), (0, 28, 28)]

@@ -2,10 +2,9 @@
 
 import pytest
 from tiers import quick
-from tiny_dense import tiny_scenes, write_dense_recipe
+from tiny_dense import tiny_scenes, write_dense_recipe, write_multilabel_recipe
 from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
-from tiny_multilabel import write_multilabel_recipe
 from tiny_run import write_recipe
 from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
