@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from linvit_cli.parser import whole
-from linvit_cli.run_arguments import add_ledger, add_settings
+from linvit_cli.run_arguments import add_ledger
 from linvit_cli.streams import show, show_rows
 
 HELP = "Train recipes over several seeds and compare them, with intervals."
@@ -24,8 +24,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     compared.add_argument("--first-seed", metavar="N", type=whole, default=0, help="lowest seed")
     text = "train at each of these values of a setting, for a single recipe the baseline first (default: none)"
     compared.add_argument("--over", metavar="KEY=V,V,…", help=text)
-    add_settings(compared, "run")
+    text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
+    compared.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
     compared.add_argument("--workers", metavar="N", type=whole, default=1, help="parallel runs, one thread each")
+    text = "let the recipes run code of any package and write outside their runs' folders"
+    compared.add_argument("--trust-recipe", action="store_true", help=text)
     output = command.add_argument_group("output")
     text = "where the runs, the table and the figure go"
     output.add_argument("--folder", metavar="FOLDER", type=Path, required=True, help=text)

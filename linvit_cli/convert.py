@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from linvit_cli.run_arguments import add_card, call, chosen, data_settings
+from linvit_cli.run_arguments import call, chosen, data_settings
 from linvit_cli.streams import show
 
 HELP = "Write the weights of a run, or released ones, to a file for timm."
@@ -27,7 +27,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "model that released weights belong to (default: none, a run is given)"
     command.add_argument("--model", metavar="NAME", help=text)
     command.add_argument("--half", action="store_true", help="round the weights to float16 (default: float32)")
-    add_card(command, "model card, written next to the file of a run as .md")
+    card = command.add_argument_group("model card, written next to the file of a run as .md")
+    card.add_argument("--license", metavar="NAME", help="license of the weights, such as apache-2.0 (default: none)")
+    card.add_argument("--note", metavar="TEXT", help="a sentence about the data or limits (default: none)")
 
 
 def run(options: argparse.Namespace) -> int:

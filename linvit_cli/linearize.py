@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linvit_cli.parser import number, whole
-from linvit_cli.run_arguments import add_settings, chosen
+from linvit_cli.run_arguments import chosen
 from linvit_cli.streams import show
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     steps = command.add_argument_group("steps")
     text = "recipes, trained in turn, each from the weights of the one before; complete ones are kept"
     steps.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help=text)
-    add_settings(steps, "recipe")
+    text = "settings for every recipe, such as trainer.max_epochs=5 (default: those of the recipes)"
+    steps.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
+    text = "let the recipes run code of any package and write outside their runs' folders"
+    steps.add_argument("--trust-recipe", action="store_true", help=text)
     plan = command.add_argument_group("plan")
     text = "after the last recipe, an alignment, measure error and time of each block and propose patterns"
     plan.add_argument("--plan", action="store_true", help=text)

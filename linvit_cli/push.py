@@ -4,7 +4,7 @@ import argparse
 import sys
 from contextlib import suppress
 
-from linvit_cli.run_arguments import add_card, call, chosen, data_settings
+from linvit_cli.run_arguments import call, chosen, data_settings
 from linvit_cli.streams import show
 
 HELP = "Publish a run on the Hugging Face hub, with a model card."
@@ -27,7 +27,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--public", action="store_true", help=text)
     text = "upload without asking (default: asks on a terminal)"
     command.add_argument("--yes", action="store_true", help=text)
-    add_card(command, "model card")
+    card = command.add_argument_group("model card")
+    card.add_argument("--license", metavar="NAME", help="license of the weights, such as apache-2.0 (default: none)")
+    card.add_argument("--note", metavar="TEXT", help="a sentence about the data or limits (default: none)")
 
 
 def run(options: argparse.Namespace) -> int:

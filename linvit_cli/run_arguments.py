@@ -47,21 +47,6 @@ def add_weights(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--weights", choices=("raw", "ema"), help=text)
 
 
-def add_card(command: argparse.ArgumentParser, title: str) -> None:
-    """What the user says in a model card."""
-    card = command.add_argument_group(title)
-    card.add_argument("--license", metavar="NAME", help="license of the weights, such as apache-2.0 (default: none)")
-    card.add_argument("--note", metavar="TEXT", help="a sentence about the data or limits (default: none)")
-
-
-def add_settings(group: argparse._ArgumentGroup, runs: str) -> None:
-    """Settings of all recipes of a command, and trust in them. runs: what they are for."""
-    text = f"settings for every {runs}, such as trainer.max_epochs=5 (default: those of the recipes)"
-    group.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
-    text = "let the recipes run code of any package and write outside their runs' folders"
-    group.add_argument("--trust-recipe", action="store_true", help=text)
-
-
 def add_ledger(group: argparse._ActionsContainer) -> None:
     """The file of finished runs, and what is left of them."""
     text = "file of finished runs: those in it are not repeated, new ones are added (default: none)"

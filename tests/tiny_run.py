@@ -3,7 +3,9 @@
 import csv
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,17 @@ class At(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == self.step:
             self.act(trainer, pl_module)
+
+
+LINVIT = (sys.executable, "-m", "linvit_cli")
+
+
+def command(*arguments: object, launcher: Sequence[str] = LINVIT) -> subprocess.CompletedProcess[str]:
+    """What a command of linvit, in processes of its own, ends with; its output and errors are one text."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # recipes may name `Dies`
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([*launcher, *map(str, arguments)], **piped, timeout=600, env=environment)
 
 
 def press_ctrl_c(trainer, task):

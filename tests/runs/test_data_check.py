@@ -17,19 +17,13 @@ from dense_formats import (
     write_voc,
     write_yolo,
 )
+from images_by_class import write_classes
 from PIL import Image
 from safetensors.torch import save_file
 
 from linvit.data.dense.scenes import make_scenes
 from linvit.runs.data_check import check_data
 from linvit.runs.recipe import Recipe
-
-
-def write_classes(root, split=""):
-    for label in ("cat", "dog"):
-        for number in range(5):
-            write_image(root / split / label / f"{number}.png", (40, 36 + number))
-    return root
 
 
 def write_labelled(root):
@@ -83,7 +77,7 @@ WRITTEN = {
     "coco_panoptic": write_panoptic,
     "coco": partial(write_scenes, kind="detection"),
     "ade20k": partial(write_scenes, kind="segmentation"),
-    "imagefolder": write_classes,
+    "imagefolder": partial(write_classes, counts={"cat": 5, "dog": 5}),
     "labelled": write_labelled,
     "textfolder": write_texts,
     "librispeech": write_speech,

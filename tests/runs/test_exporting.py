@@ -58,6 +58,11 @@ def digits(run):
     return [np.random.default_rng(i).integers(0, 256, (40, 50), dtype=np.uint8) for i in range(3)]
 
 
+def check_predictions(loaded, run, images, error):
+    for got, expected in zip(loaded.predict(images), run.predict(images), strict=True):
+        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=error)
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
     exported = files[suffix]
@@ -66,8 +71,7 @@ def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
     loaded = load_run(exported.path)
     assert (loaded.name, loaded.class_names) == (run.name, run.class_names)
     assert loaded.preprocessing == run.preprocessing
-    for got, expected in zip(loaded.predict(digits), run.predict(digits), strict=True):
-        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-3)
+    check_predictions(loaded, run, digits, 1e-3)
 
 
 @pytest.mark.parametrize("suffix", [ANY_SIZE, *slow(".xml")])
@@ -204,8 +208,7 @@ def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, 
     assert exported.difference < 1e-2 * exported.largest  # float16
     about = MLModel(str(exported.path), skip_model_load=True).user_defined_metadata[KEY]
     assert facts_in(about, "file") == exported.facts
-    for got, expected in zip(load_run(exported.path).predict(digits), run.predict(digits), strict=True):
-        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-2)
+    check_predictions(load_run(exported.path), run, digits, 1e-2)
     (exported.path / "Manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"Core ML cannot read .*digits.mlpackage.*: export it again"):
         load_run(exported.path)
@@ -243,30 +246,15 @@ def test_a_folder_of_something_else_is_not_replaced(run, tmp_path):
     assert kept.is_file()
 
 
-def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
-    open_file = FORMATS[".onnx"].open
-
-    def wrong(*given):
-        facts, session = open_file(*given)
-        return facts, lambda images: (session(images)[0] + 1,)
-
-    monkeypatch.setitem(FORMATS, ".onnx", replace(FORMATS[".onnx"], open=wrong))
-    with pytest.raises(ValueError, match=r"differ from those of the network by .* so it is not kept"):
-        run.export(tmp_path / "digits.onnx", dynamic=False)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_runtime_names_its_extra(run, tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.deploy.formats.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"ONNX needs onnx.* install it with `pip install 'linvit\[onnx\]'`"):
         run.export(tmp_path / "digits.onnx")
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml", ".pte"])
 @pytest.mark.parametrize("special", ["pipe", "device", "folder"])
-def test_only_regular_files_are_opened(tmp_path, suffix, special):
-    pytest.importorskip(FORMATS[suffix].packages[-1] if FORMATS[suffix].packages else "torch")
-    path = tmp_path / f"x{suffix}"
+def test_only_regular_files_are_opened(tmp_path, special):
+    path = tmp_path / "x.onnx"
     {"pipe": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[special](path)
     with pytest.raises(ValueError, match=r"cannot read .* \(it is a"):
         load_run(path)
@@ -286,14 +274,6 @@ def test_only_regular_files_are_opened(tmp_path, suffix, special):
 def test_facts_that_do_not_fit_the_file_end_in_one_sentence(files, tmp_path, digits, suffix, facts, match):
     with pytest.raises(ValueError, match=match):
         load_run(_with_facts(files[suffix].path, tmp_path / f"x{suffix}", facts)).predict(digits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("facts", [{"size": [48, 48]}, {"smallest": 1, "size": [48, 48]}])
-def test_a_file_for_one_size_with_facts_of_another_ends_in_one_sentence(run, tmp_path, digits, facts):
-    path = run.export(tmp_path / "fixed.onnx", dynamic=False).path
-    with pytest.raises(ValueError, match=r"cannot run .*x\.onnx"):
-        load_run(_with_facts(path, tmp_path / "x.onnx", facts)).predict(digits)
 
 
 def _with_facts(source, path, facts):

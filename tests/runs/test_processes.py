@@ -2,16 +2,13 @@
 
 import csv
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import together
 import torch
 from tiny_language import write_language_recipe
-from tiny_run import content, curve, differing, write_recipe
+from tiny_run import LINVIT, command, content, curve, differing, write_recipe
 from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
 
@@ -28,26 +25,12 @@ ALIKE = {
 PRECISE = "trainer.precision=64-true"
 SINGLE = {"one": [], "exact": [PRECISE]}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "linvit_cli"]
-LIGHTNING = [sys.executable, "-m", "linvit_cli"]
 TWO = ["data.batch_size=8", "trainer.devices=2", "trainer.strategy=ddp"]
 
 
-# tiny_run has to be found by the processes, where a recipe names a class of it
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def start(launcher, recipe, *more):
-    command = [*launcher, "train", str(recipe), "--trust-recipe", *more]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run(command, **piped, timeout=600, env=ENVIRONMENT)
-
-
-def two_and_one(folder, write, *overrides, of_two=TWO, launcher=LIGHTNING, **groups):
+def two_and_one(folder, write, *overrides, of_two=TWO, launcher=LINVIT, **groups):
     """The folders of a run in two processes and of the same in one."""
-    finished = start(launcher, write(folder / "two", **groups), *of_two, *overrides)
+    finished = command("train", write(folder / "two", **groups), *of_two, *overrides, launcher=launcher)
     assert finished.returncode == 0, finished.stdout
     return folder / "two" / "run", train_folder(write(folder / "one", **groups), overrides)
 
@@ -69,7 +52,7 @@ def dying(rank):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    finished = start(LIGHTNING, write_recipe(folder, **ALIKE), *TWO)
+    finished = command("train", write_recipe(folder, **ALIKE), *TWO)
     assert finished.returncode == 0, finished.stdout
     assert finished.stdout.count("epoch 2/") == 1, "every process prints"
     return folder / "run"
@@ -108,7 +91,7 @@ def test_two_processes_learn_what_one_learns_in_float64(tmp_path):
 
 def check_lost_process(launcher, rank, two, folder):
     recipe = write_recipe(folder, **ALIKE)
-    stopped = start(launcher, recipe, *TWO, dying(rank))
+    stopped = command("train", recipe, *TWO, "--trust-recipe", dying(rank), launcher=launcher)
     assert stopped.returncode != 0
     said = [line for line in stopped.stdout.splitlines() if line.startswith("linvit: ")]
     assert len(said) == 1, stopped.stdout
@@ -116,14 +99,14 @@ def check_lost_process(launcher, rank, two, folder):
     assert f"--resume to continue from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
     assert "GLHF" not in stopped.stdout
     assert len(curve(folder / "run")) == 1
-    resumed = start(LIGHTNING, recipe, *TWO, "--resume")
+    resumed = command("train", recipe, *TWO, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert differing(folder / "run", two, fewest=100) == []
     assert curve(folder / "run") == curve(two)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LIGHTNING, 0), (LIGHTNING, 1)])
+@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LINVIT, 0), (LINVIT, 1)])
 def test_whichever_process_is_killed_the_other_says_so_and_resume_goes_on(two, tmp_path, launcher, rank):
     check_lost_process(launcher, rank, two, tmp_path)
 

@@ -1,14 +1,12 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from tiers import quick
 from tiny_dense import tiny_scenes, write_dense_recipe
-from tiny_run import ONE_STEP, check_resumes_bit_for_bit, curve
+from tiny_run import ONE_STEP, check_resumes_bit_for_bit, command, curve
 from trained import trained_run
 
 from linvit.runs import load_run
@@ -140,9 +138,8 @@ def test_a_classifier_s_run_is_the_backbone_to_start_from(scenes, tmp_path, tmp_
 @pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
 def test_two_processes_measure_every_image_once_on_the_network_that_is_saved(framework, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework, optimizer={"lr": 1e-2})
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "trainer.devices=2", "trainer.strategy=ddp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = command("train", recipe, "trainer.devices=2", "trainer.strategy=ddp")
+    assert done.returncode == 0, done.stdout
     row = curve(tmp_path / "run")[-1]
     assert float(row["images"]) == 4
     assert int(row["step"]) == 2  # 7 images: one batch of 2 in each process, twice

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from dense_answers import IDS, SIDE, knows_maps, knows_objects, write_scenes, write_untrained
 from PIL import Image
+from tiny_dense import write_dense_recipe
+from tiny_run import ONE_STEP
 
 from linvit.data.dense.label_maps import read_map
 from linvit.models.dense.frameworks import build_dense
@@ -176,19 +177,8 @@ def test_names_differ_on_every_file_system():
 
 
 def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_path):
-    recipe = {
-        "seed": 0,
-        "folder": str(tmp_path / "run"),
-        "model": {"framework": "mask_rcnn", "backbone": "mavit_nano", "heads": {"width": 16, "hidden": 16}},
-        "task": {"name": "detection", "ema_decay": 0.9},
-        "optimizer": {"lr": 1e-3},
-        "schedule": {"warmup_epochs": 0},
-        "data": {"name": "coco", "root": str(scenes / "detection"), "long_side": 64, "short_side": 64},
-        "trainer": {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0},
-    }
-    recipe["data"] |= {"batch_size": 1, "num_workers": 0}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    run = train(tmp_path / "recipe.yaml")
+    groups = {"task": {"ema_decay": 0.9}, "data": {"batch_size": 1}, "trainer": ONE_STEP | {"limit_val_batches": 0}}
+    run = train(write_dense_recipe(tmp_path, scenes, "mask_rcnn", **groups))
     assert run.stored["category_ids"] == [IDS * (digit + 1) for digit in range(10)]
     assert list(run.task.networks()) == ["raw", "ema"]
     folder = scenes / "detection" / "images" / "val"
