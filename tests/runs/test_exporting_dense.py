@@ -1,6 +1,7 @@
 """Exported segmentors, detectors and backbones against the networks that they were made from."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -235,12 +236,6 @@ def test_a_comparison_needs_detections(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("given", [{"dynamic": True}, {"int8": True, "calibrate": ["photos"]}])
-def test_files_of_region_detectors_read_one_image_in_float32(given, tmp_path):
-    with pytest.raises(ValueError, match="The file of mask_rcnn on resnet10t reads one image of one size in float32"):
-        run_of("mask_rcnn").export(tmp_path / "file.onnx", **given)
-
-
 def check_region_detector(run: Run, path: Path) -> None:
     """Exports a run, and compares its predictions with those of the file."""
     sizes = [(64, 96), (128, 192)]
@@ -308,16 +303,18 @@ def test_one_wrong_map_among_many_is_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "suffix", "options", "message"),
     [
-        (lambda: run_of("mask_rcnn"), "mask_rcnn on resnet10t cannot be exported to .pt2, expected .onnx or .xml"),
-        (lambda: build_dense("upernet", "resnet10t", 3), "`source` is of type UperNet, expected a run, a classifier"),
-        (lambda: torch.nn.ReLU(), "`source` is of type ReLU, expected a run"),
+        (partial(run_of, "mask_rcnn"), ".pt2", {}, "mask_rcnn on resnet10t cannot be exported to .pt2, expected .onnx"),
+        (partial(run_of, "mask_rcnn"), ".onnx", {"dynamic": True}, "reads one image of one size in float32"),
+        (partial(run_of, "mask_rcnn"), ".onnx", {"int8": True, "calibrate": ["x"]}, "one image of one size in float32"),
+        (partial(build_dense, "upernet", "resnet10t", 3), ".pt2", {}, "`source` is of type UperNet, expected a run, a"),
+        (torch.nn.ReLU, ".pt2", {}, "`source` is of type ReLU, expected a run"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(tmp_path, source, message):
+def test_what_cannot_be_exported_is_one_sentence(tmp_path, source, suffix, options, message):
     with pytest.raises(ValueError, match=message):
-        linvit.export(source(), tmp_path / "x.pt2")
+        linvit.export(source(), tmp_path / f"x{suffix}", **options)
 
 
 @pytest.mark.slow

@@ -68,12 +68,6 @@ def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_de
     assert (tmp_path / "run" / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_a_generator_that_generates_nothing_while_validating_keeps_the_checkpoint_of_lowest_loss(tmp_path):
-    run = linvit.train(write_diffusion_recipe(tmp_path, task={"generates": False}, trainer=FEW))
-    assert run.task.score == "loss"
-    assert run.path.name == "best.ckpt"
-
-
 @pytest.mark.parametrize("framework", ["mask_rcnn", "retinanet"])
 def test_a_detector_declares_masks_where_it_has_them(framework, tmp_path):
     run = RUNS["detection"]

@@ -13,7 +13,6 @@ from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
 from linvit.runs.tasks.diffusion import _class_number
 from linvit.runs.training import train_folder
-from linvit.studies.pool import last_measures
 from linvit.tasks import sampling
 from linvit_cli import main
 
@@ -123,15 +122,11 @@ def test_all_images_in_one_file_are_as_evaluation_suites_read_them(run, tmp_path
         loaded.generate(classes=[])
 
 
-def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
-    assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
-    assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
-
-
 def test_without_generation_the_loss_chooses(tmp_path):
     run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}))
     assert all(math.isfinite(row["ema_loss"]) for row in run.history)
     assert "ema_fid" not in run.history[0]
+    assert (run.task.score, run.path.name) == ("loss", "best.ckpt")
     measures = load_run(run.folder / "checkpoints" / "last.ckpt").evaluate()
     assert measures["loss"] == pytest.approx(run.history[-1]["ema_loss"], rel=1e-5)
 

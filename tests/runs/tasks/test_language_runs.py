@@ -8,7 +8,6 @@ from tiny_language import write_language_recipe, write_texts
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from torch.nn.functional import cross_entropy
 
-from linvit.bundled import list_networks
 from linvit.runs import load_run, train
 from linvit.runs.tasks.language import pieces
 from linvit.runs.training import train_folder
@@ -160,11 +159,3 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
     assert "| p | next-token accuracy, % | s per run |" in page
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert [row["also"]["next_accuracy"]["count"] for row in rows] == [2, 2]
-    with pytest.raises(ValueError, match=r"`also` is 'top1', expected measures of the task language: .*perplexity"):
-        compare(recipes, tmp_path / "out", **asked, also=["top1"])
-
-
-def test_decoders_are_listed_with_their_memory():
-    rows = {(row["name"], row["mechanism"]): row for row in list_networks("language")}
-    assert rows["sequence_340m", "mala"]["parameters"] == rows["sequence_340m", "softmax"]["parameters"] == 341_394_432
-    assert rows["sequence_340m", "mala"]["memory"] < rows["sequence_340m", "softmax"]["memory"] / 50

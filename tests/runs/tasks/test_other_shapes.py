@@ -11,7 +11,6 @@ from tiny_students import BASE, refused
 
 import linvit
 from linvit.runs.training import train_folder
-from linvit.studies.comparison import Candidate, Cell
 
 NETWORKS = ("mavit_nano", "care_nano")
 
@@ -146,10 +145,3 @@ def test_what_a_checkpoint_says_about_its_teacher_is_checked(run, tmp_path):
     torch.save(stored, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=re.escape("teacher_model.embed_dim 1099511627776, more than its weights")):
         linvit.load_run(tmp_path / "last.ckpt")
-
-
-@pytest.mark.slow
-def test_a_comparison_needs_no_weights_of_the_teacher(teacher, tmp_path):
-    candidate = Candidate.of(Cell(write(tmp_path, task={"teacher": str(teacher)})))
-    assert all(parameter.is_meta for parameter in candidate.task.parameters())
-    assert candidate.row()["parameters"] == sum(map(torch.Tensor.numel, candidate.task.network.parameters()))

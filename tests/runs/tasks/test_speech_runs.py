@@ -9,7 +9,6 @@ import torch
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from tiny_speech import say, write_an4, write_speech_recipe
 
-from linvit.bundled import list_networks
 from linvit.data.speech import LibriSpeech
 from linvit.data.speech.audio import read_audio
 from linvit.runs import load_run, train
@@ -274,15 +273,6 @@ def test_an_an4_folder_is_evaluated_by_speaker(learned, tmp_path):
     assert "fcaw" in page
     assert "miry" in page
     assert len(run.predict(tmp_path / "an4" / "wav" / "an4_clstk")) == 2
-
-
-def test_conformers_are_listed_beside_the_published_size():
-    rows = {(row["name"], row["mechanism"]): row for row in list_networks("speech")}
-    assert rows["conformer_small", "softmax"]["transducer"] == 10_340_416
-    assert (
-        rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
-    )
-    assert {row["published"] for (name, _), row in rows.items() if name == "conformer_nano"} == {None}
 
 
 @pytest.mark.parametrize("seconds", ["0.013", "0.2", "9"])
