@@ -73,6 +73,11 @@ def test_eval_counts_every_image_once_for_both_networks(run, capsys):
         assert measured[kind]["top5"] == pytest.approx(ranks.any(1).float().mean().item(), abs=1e-6)
 
 
+def test_eval_prints_a_table_for_a_checkpoint_too(run, capsys):
+    assert main(["eval", str(run / "checkpoints" / "last.ckpt"), "data=digits"]) == 0
+    assert {"top-1", "360"} <= set(capsys.readouterr().out.split())
+
+
 def test_eval_reads_a_folder_in_the_order_of_the_trained_classes(run, pictures, tmp_path, capsys):
     targets = Digits().val_set().targets[:8].tolist()
     for number, target in enumerate(targets):
