@@ -252,6 +252,13 @@ def test_a_missing_runtime_names_its_extra(run, tmp_path, monkeypatch):
         run.export(tmp_path / "digits.onnx")
 
 
+def test_random_bytes_with_the_suffix_of_executorch_do_not_end_the_process(tmp_path):
+    pytest.importorskip("executorch")
+    (tmp_path / "x.pte").write_bytes(np.random.default_rng(0).bytes(4000))
+    with pytest.raises(ValueError, match="first bytes are not those of an ExecuTorch file"):
+        load_run(tmp_path / "x.pte")
+
+
 @pytest.mark.parametrize("special", ["pipe", "device", "folder"])
 def test_only_regular_files_are_opened(tmp_path, special):
     path = tmp_path / "x.onnx"
