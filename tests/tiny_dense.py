@@ -32,12 +32,7 @@ def write_dense_recipe(folder: Path, scenes: Path, framework: str, **groups) -> 
     values = {
         "seed": 3,
         "folder": str(folder / "run"),
-        "model": {
-            "framework": framework,
-            "backbone": "mavit_nano",
-            "drop_path_rate": 0.2,
-            "heads": HEADS[framework],
-        },
+        "model": {"framework": framework, "backbone": "mavit_nano", "drop_path_rate": 0.2, "heads": HEADS[framework]},
         "task": {"name": "detection" if detects else "segmentation"},
         "optimizer": {"lr": 1e-3, "not_decayed": "norms"},
         "schedule": {"name": "steps", "warmup_steps": 2, "decay_epochs": [1]},
@@ -45,3 +40,16 @@ def write_dense_recipe(folder: Path, scenes: Path, framework: str, **groups) -> 
         "trainer": {"max_epochs": 2, "accelerator": "cpu"},
     }
     return write_merged(folder / "dense.yaml", values, groups)
+
+
+def write_multilabel_recipe(folder: Path, root: Path, **groups) -> Path:
+    """Two epochs on the images of root, with groups merged over them; the run goes to folder/run."""
+    values = {
+        "seed": 3,
+        "folder": str(folder / "run"),
+        "model": {"name": "ravlt_nano"},
+        "task": {"name": "multilabel", "asymmetric": True, "ema_decay": 0.9},
+        "data": {"name": "labelled", "root": str(root), "size": 64, "batch_size": 2, "num_workers": 0},
+        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+    }
+    return write_merged(folder / "multilabel.yaml", values, groups)

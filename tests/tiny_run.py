@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from linvit.runs.folder import RunStoppedError
 from linvit.runs.training import train_folder
 
+ONE_STEP = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
 TINY = {
     "seed": 3,
     "model": {"name": "ravlt_nano", "drop_path_rate": 0.2},
@@ -36,6 +37,17 @@ class At(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == self.step:
             self.act(trainer, pl_module)
+
+
+LINVIT = (sys.executable, "-m", "linvit_cli")
+
+
+def command(*arguments: object, launcher: Sequence[str] = LINVIT) -> subprocess.CompletedProcess[str]:
+    """What a command of linvit, in processes of its own, ends with; its output and errors are one text."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # recipes may name `Dies`
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([*launcher, *map(str, arguments)], **piped, timeout=600, env=environment)
 
 
 def press_ctrl_c(trainer, task):
@@ -59,9 +71,10 @@ def write_recipe(folder: Path, **groups) -> Path:
 
 
 def write_merged(path: Path, values: dict, groups: dict) -> Path:
-    """Writes a recipe of these values, with groups merged over them."""
+    """Writes a recipe of these values, with groups merged over them, to a folder that may be new."""
     for group, value in groups.items():
         values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values))
     return path
 
@@ -87,17 +100,6 @@ def differing(run: Path, other: Path, fewest: int = 500) -> list[str]:
     assert len(pairs) >= fewest
     unequal = [name for name, one, two in pairs if not torch.equal(one, two)]
     return unequal if groups[0] == groups[1] else [*unequal, "param_groups"]
-
-
-def check_killed_run_resumes(write: Callable[..., Path], step: int, whole: Path, fewest: int) -> None:
-    """Kills the process of the recipe that `write` writes before the batch of a step: resumed, it ends as `whole`."""
-    recipe = write(trainer={"callbacks": [{"class_path": "tiny_run.Dies", "init_args": {"step": step}}]})
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
-    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, timeout=300).returncode == -signal.SIGKILL
-    run = train_folder(write(), resume=True)
-    assert differing(run, whole, fewest) == []
-    assert curve(run) == curve(whole)
 
 
 def check_resumes_bit_for_bit(recipe: Path, whole: Path, step: int, fewest: int = 500) -> None:

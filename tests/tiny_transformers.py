@@ -21,7 +21,13 @@ SOUND = {
     "apply_spec_augment": False,
 }
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "hidden_size": 32}
-QWEN_OUT = {**QWEN, "intermediate_size": 48, "out_hidden_size": 32}
+QWEN2_5 = {"intermediate_size": 48, "out_hidden_size": 32, "fullatt_block_indexes": [1], "window_size": 16}
+QWEN3 = {
+    "intermediate_size": 48,
+    "out_hidden_size": 32,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
 TOKENS = torch.tensor([[3, 4, 5, 6, 7], [5, 6, 7, 1, 1]])
 
 
@@ -96,8 +102,12 @@ class Tiny(NamedTuple):
         return model(**{**self.inputs(), **inputs}).last_hidden_state
 
 
-def of_images(module: str, model: str, config: str, **options: Any) -> Tiny:
-    return Tiny(module, model, config, {**IMAGE, **options}, images)
+def of_images(module: str, name: str, **options: Any) -> Tiny:
+    return Tiny(module, f"{name}Model", f"{name}Config", {**IMAGE, **options}, images)
+
+
+def of_qwen(module: str, model: str, name: str, **options: Any) -> Tiny:
+    return Tiny(module, model, f"{name}VisionConfig", {**QWEN, **options}, packed_images)
 
 
 def of_text(module: str, name: str, **options: Any) -> Tiny:
@@ -105,16 +115,8 @@ def of_text(module: str, name: str, **options: Any) -> Tiny:
 
 
 VIDEO = {"num_frames": 4, "tubelet_size": 2}
-VJEPA2 = {
-    **SMALL,
-    "crop_size": 16,
-    "patch_size": 4,
-    "frames_per_clip": 4,
-    "tubelet_size": 2,
-    "pred_hidden_size": 32,
-    "pred_num_hidden_layers": 1,
-    "pred_num_attention_heads": 2,
-}
+PREDICTOR = {"pred_hidden_size": 32, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2}
+VJEPA2 = {**SMALL, **PREDICTOR, "crop_size": 16, "patch_size": 4, "frames_per_clip": 4, "tubelet_size": 2}
 AST = {**SMALL, "patch_size": 4, "max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4}
 WHISPER = {
     "d_model": 32,
@@ -133,56 +135,28 @@ GEMMA4 = {
     "position_embedding_size": 16,
 }
 IMAGES = {
-    "ViT": of_images("vit", "ViTModel", "ViTConfig"),
-    "DeiT": of_images("deit", "DeiTModel", "DeiTConfig"),
-    "DINOv2": of_images("dinov2", "Dinov2Model", "Dinov2Config"),
-    "DINOv2 with registers": of_images(
-        "dinov2_with_registers", "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig"
-    ),
-    "DINOv3": of_images("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTConfig"),
-    "SigLIP": of_images("siglip", "SiglipVisionModel", "SiglipVisionConfig"),
-    "SigLIP 2": Tiny(
-        "siglip2",
-        "Siglip2VisionModel",
-        "Siglip2VisionConfig",
-        {**SMALL, "num_patches": 16, "patch_size": 4},
-        padded_images,
-    ),
-    "CLIP": of_images("clip", "CLIPVisionModel", "CLIPVisionConfig"),
-    "MetaCLIP 2": of_images("metaclip_2", "MetaClip2VisionModel", "MetaClip2VisionConfig"),
-    "BLIP-2": of_images("blip_2", "Blip2VisionModel", "Blip2VisionConfig"),
-    "BEiT": of_images("beit", "BeitModel", "BeitConfig"),
-    "ViTMAE": of_images("vit_mae", "ViTMAEModel", "ViTMAEConfig"),
-    "ViTMSN": of_images("vit_msn", "ViTMSNModel", "ViTMSNConfig"),
-    "I-JEPA": of_images("ijepa", "IJepaModel", "IJepaConfig"),
-    "DPT": of_images("dpt", "DPTModel", "DPTConfig"),
-    "YOLOS": of_images("yolos", "YolosModel", "YolosConfig", image_size=[16, 16], num_detection_tokens=3),
-    "AIMv2": of_images("aimv2", "Aimv2VisionModel", "Aimv2VisionConfig"),
-    "InternVL": of_images(
-        "internvl", "InternVLVisionModel", "InternVLVisionConfig", image_size=[16, 16], patch_size=[4, 4]
-    ),
-    "Idefics3": of_images("idefics3", "Idefics3VisionTransformer", "Idefics3VisionConfig"),
-    "Qwen2-VL": Tiny(
-        "qwen2_vl",
-        "Qwen2VisionTransformerPretrainedModel",
-        "Qwen2VLVisionConfig",
-        {**QWEN, "embed_dim": 32},
-        packed_images,
-    ),
-    "Qwen2.5-VL": Tiny(
-        "qwen2_5_vl",
-        "Qwen2_5_VisionTransformerPretrainedModel",
-        "Qwen2_5_VLVisionConfig",
-        {**QWEN_OUT, "fullatt_block_indexes": [1], "window_size": 16},
-        packed_images,
-    ),
-    "Qwen3-VL": Tiny(
-        "qwen3_vl",
-        "Qwen3VLVisionModel",
-        "Qwen3VLVisionConfig",
-        {**QWEN_OUT, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-        packed_images,
-    ),
+    "ViT": of_images("vit", "ViT"),
+    "DeiT": of_images("deit", "DeiT"),
+    "DINOv2": of_images("dinov2", "Dinov2"),
+    "DINOv2 with registers": of_images("dinov2_with_registers", "Dinov2WithRegisters"),
+    "DINOv3": of_images("dinov3_vit", "DINOv3ViT"),
+    "SigLIP": of_images("siglip", "SiglipVision"),
+    "SigLIP 2": of_images("siglip2", "Siglip2Vision", num_patches=16)._replace(inputs=padded_images),
+    "CLIP": of_images("clip", "CLIPVision"),
+    "MetaCLIP 2": of_images("metaclip_2", "MetaClip2Vision"),
+    "BLIP-2": of_images("blip_2", "Blip2Vision"),
+    "BEiT": of_images("beit", "Beit"),
+    "ViTMAE": of_images("vit_mae", "ViTMAE"),
+    "ViTMSN": of_images("vit_msn", "ViTMSN"),
+    "I-JEPA": of_images("ijepa", "IJepa"),
+    "DPT": of_images("dpt", "DPT"),
+    "YOLOS": of_images("yolos", "Yolos", image_size=[16, 16], num_detection_tokens=3),
+    "AIMv2": of_images("aimv2", "Aimv2Vision"),
+    "InternVL": of_images("internvl", "InternVLVision", image_size=[16, 16], patch_size=[4, 4]),
+    "Idefics3": of_images("idefics3", "Idefics3Vision")._replace(model="Idefics3VisionTransformer"),
+    "Qwen2-VL": of_qwen("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "Qwen2VL", embed_dim=32),
+    "Qwen2.5-VL": of_qwen("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VL", **QWEN2_5),
+    "Qwen3-VL": of_qwen("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VL", **QWEN3),
     "Gemma 4": Tiny("gemma4", "Gemma4VisionModel", "Gemma4VisionConfig", GEMMA4, placed_images),
 }
 OTHERS = {

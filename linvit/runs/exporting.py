@@ -214,10 +214,10 @@ def of_run(run: Trained) -> tuple[nn.Module, Facts]:
     if isinstance(run.task, Segmentation):
         return network, replace(facts, strides=(1,))
     if isinstance(network, RegionDetector):
-        return Detections(network), replace(facts, outputs=DETECTIONS)
+        return Detected(network), replace(facts, outputs=DETECTIONS)
     assert isinstance(network, RetinaNet)
     strides = cast(Anchors, network.anchor_generator).strides
-    return Candidates(network), replace(facts, outputs=("boxes", "scores"), strides=strides)
+    return Detected(network), replace(facts, outputs=("boxes", "scores"), strides=strides)
 
 
 def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
@@ -268,26 +268,17 @@ class Maps(nn.Module):
         return tuple(map_.permute(0, 3, 1, 2) if last else map_ for map_ in maps)
 
 
-class Candidates(nn.Module):
-    """The boxes and scores of a RetinaNet, before detections are chosen from them."""
+class Detected(nn.Module):
+    """The candidates of a RetinaNet, from which detections are chosen later, or the detections of a Mask R-CNN."""
 
-    def __init__(self, network: RetinaNet) -> None:
+    def __init__(self, network: RetinaNet | RegionDetector) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return self.network.candidates(images)
-
-
-class Detections(nn.Module):
-    """The detections of a Mask R-CNN or Cascade Mask R-CNN in one image."""
-
-    def __init__(self, network: RegionDetector) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return self.network.detections(image)
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(self.network, RetinaNet):
+            return self.network.candidates(images)
+        return self.network.detections(images)
 
 
 def _compared_on(images: Sequence[Any] | None, facts: Facts, steps: tuple[int, int]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import timm
@@ -23,18 +24,12 @@ def compare_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows
     (path of the recipe below, None if that names no network), more_parameters, more_macs (what the recipe's network has
     over its base's).
     """
-    costs: dict[Path, Cost] = {}
-
-    def cost_of(file: Path) -> Cost:
-        if file.resolve() not in costs:
-            costs[file.resolve()] = _count(file)
-        return costs[file.resolve()]
-
+    count = cache(_count)
     rows = []
     for file in tracked(recipe_files(paths), "Counting", progress=progress):
-        cost, base = cost_of(file), base_of(file)
+        cost, base = count(file.resolve()), base_of(file)
         base = base if base is not None and _names_classifier(base) else None
-        below = cost_of(base) if base else None
+        below = count(base.resolve()) if base else None
         rows.append(
             {
                 "recipe": shown_name(file),

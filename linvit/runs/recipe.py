@@ -177,8 +177,10 @@ class Recipe:
             plugins = self._components.get("plugins", [])
             plugins = plugins if isinstance(plugins, list) else [plugins]
             named = [plugin for plugin in plugins if issubclass(plugin.kind, Precision)]
-            has_bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            trainer["precision"] = None if named else trainers.chosen_precision(device, has_bfloat16)
+            precision = "32-true"
+            if device == "cuda":
+                precision = "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
+            trainer["precision"] = None if named else precision
         if task["channels_last"] is None:
             task["channels_last"] = stored.get("task", {}).get("channels_last", False) if stored else device == "cuda"
 

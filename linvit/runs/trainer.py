@@ -135,12 +135,6 @@ def lightning_refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
-def chosen_precision(device: str | None, has_bfloat16: bool) -> str:
-    """What a training computes in on a kind of device: on GPUs mixed precision, with bfloat16 if they have it."""
-    mixed = "bf16-mixed" if has_bfloat16 else "16-mixed"
-    return mixed if device == "cuda" else "32-true"
-
-
 def present_device(accelerator: Any) -> str | None:
     """The kind of device of a recipe's `accelerator`, such as cuda; None if this machine has none, or for an object."""
     if not isinstance(accelerator, str):

@@ -80,13 +80,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, capsy
     assert "epoch" not in said.out
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes whatever the permissions say")
-def test_a_folder_without_permission_is_refused_before_training(tmp_path, capsys):
-    (tmp_path / "run").mkdir(mode=0o500)
-    assert main(["train", str(write_recipe(tmp_path))]) == 2
-    assert "cannot be written (Permission denied)" in capsys.readouterr().err
-
-
 class Deadly(Shifted):
     """Kills the process that reads one image, as the machine's memory guard does; never the process of the test."""
 

@@ -1,4 +1,13 @@
+from pathlib import Path
+
 import pytest
+from trained import ONE_EPOCH, trained_run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a classifier's run of one epoch, to be read only."""
+    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture

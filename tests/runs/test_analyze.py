@@ -9,8 +9,7 @@ from dense_answers import write_scenes, write_untrained
 from PIL import Image
 from tiers import quick
 from tiny_diffusion import write_diffusion_recipe
-from tiny_language import write_language_recipe
-from tiny_run import write_recipe
+from tiny_run import ONE_STEP, write_recipe
 
 import linvit  # noqa: F401
 from linvit.analysis.rank import measure_ranks
@@ -28,8 +27,7 @@ FILES |= {f"{name}.{ending}" for name in ("spectrum", "score_maps", "readouts") 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    trainer = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
-    return train(write_recipe(tmp_path_factory.mktemp("trained"), trainer=trainer))
+    return train(write_recipe(tmp_path_factory.mktemp("trained"), trainer=ONE_STEP))
 
 
 def table(path):
@@ -147,8 +145,9 @@ def test_a_model_with_weights_from_a_file(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory):
-    recipe = write_diffusion_recipe(tmp_path_factory.mktemp("diffusion"), task={"generates": False})
-    return train(recipe, {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
+    return train(
+        write_diffusion_recipe(tmp_path_factory.mktemp("diffusion"), task={"generates": False}, trainer=ONE_STEP)
+    )
 
 
 @pytest.mark.slow
@@ -176,15 +175,6 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
     assert "its backbone" in analysis.page.read_text()
     photos = loaded.analyze("scores", count=1, output=tmp_path / "photos", layers=[1], images=scenes)
     assert photos.rows["scores"]
-
-
-@pytest.mark.slow
-def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path, capsys):
-    language = train(write_language_recipe(tmp_path), {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
-    assert not hasattr(language, "analyze")
-    assert main(["analyze", str(language.folder)]) == 2
-    sentence = "language cannot be analyzed, because it has no attention over images: use `linvit generate`"
-    assert sentence in capsys.readouterr().err
 
 
 def test_layers_by_name_and_number_in_the_networks_order():

@@ -4,7 +4,6 @@ from linvit import bundled
 from linvit.bundled import bundled_files, files_below, find_recipe, recipes, shown_name
 from linvit.runs.listing import compare_recipes
 from linvit.runs.recipe_values import read_recipe
-from linvit.studies import compare
 
 DIGITS = "demo/ravlt_nano_digits"
 
@@ -55,9 +54,3 @@ def test_folders_and_rows_go_by_name_too(tmp_path, monkeypatch):
     assert [shown_name(file) for file in files_below("demo")][-1] == "demo/softmax_nano_digits"
     (row,) = compare_recipes([DIGITS])
     assert (row["recipe"], row["published"]) == (DIGITS, "nothing (the split is ours)")
-
-
-def test_compare_says_so_before_it_trains(tmp_path):
-    with pytest.raises(ValueError, match=rf"Did you mean '{DIGITS}'"):
-        compare([DIGITS, "demo/ravlt_nano_digit"], tmp_path / "compared")
-    assert not (tmp_path / "compared").exists()

@@ -17,19 +17,13 @@ from dense_formats import (
     write_voc,
     write_yolo,
 )
+from images_by_class import write_classes
 from PIL import Image
 from safetensors.torch import save_file
 
 from linvit.data.dense.scenes import make_scenes
 from linvit.runs.data_check import check_data
 from linvit.runs.recipe import Recipe
-
-
-def write_classes(root, split=""):
-    for label in ("cat", "dog"):
-        for number in range(5):
-            write_image(root / split / label / f"{number}.png", (40, 36 + number))
-    return root
 
 
 def write_labelled(root):
@@ -83,7 +77,7 @@ WRITTEN = {
     "coco_panoptic": write_panoptic,
     "coco": partial(write_scenes, kind="detection"),
     "ade20k": partial(write_scenes, kind="segmentation"),
-    "imagefolder": write_classes,
+    "imagefolder": partial(write_classes, counts={"cat": 5, "dog": 5}),
     "labelled": write_labelled,
     "textfolder": write_texts,
     "librispeech": write_speech,
@@ -266,11 +260,3 @@ def test_a_file_in_cocos_format_is_checked_without_its_images(tmp_path):
         check_data(path, overrides={"void": 3})
     with pytest.raises(ValueError, match="`needs_masks` is 3, expected true or false"):
         check_data(path, overrides={"needs_masks": 3})
-
-
-def test_progress_is_logged_and_nothing_is_printed(tmp_path, capsys, caplog, monkeypatch):
-    monkeypatch.setattr("linvit.runs.progress.INTERVAL", 0.0)
-    caplog.set_level("INFO", "linvit")
-    check_data(write_masks(tmp_path), progress=True)
-    assert "train: 2 of 3 done" in caplog.text
-    assert capsys.readouterr().out == ""

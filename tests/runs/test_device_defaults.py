@@ -4,37 +4,21 @@ import pytest
 import torch
 import yaml
 from imagenet_folder import write_imagenet
-from tiny_run import TINY, At, check_resumes_bit_for_bit, content, curve, write_merged, write_recipe
+from tiny_run import TINY, check_resumes_bit_for_bit, content, curve, write_merged, write_recipe
 
 from linvit.runs import trainer
 from linvit.runs.recipe import Recipe
 from linvit.runs.recipe_values import read_recipe
-from linvit.runs.trainer import chosen_precision
 from linvit.runs.training import train_folder
-
-
-@pytest.mark.parametrize(
-    ("device", "bfloat16", "precision"),
-    [
-        ("cuda", True, "bf16-mixed"),
-        ("cuda", False, "16-mixed"),
-        ("cpu", False, "32-true"),
-        ("cpu", True, "32-true"),
-        ("mps", False, "32-true"),
-        ("", True, "32-true"),
-    ],
-)
-def test_mixed_precision_on_gpus(device, bfloat16, precision):
-    assert chosen_precision(device, bfloat16) == precision
 
 
 @pytest.fixture
 def settled(tmp_path, monkeypatch):
     """The precision and memory format of a recipe on a device."""
 
-    def settle(device, stored=None, **groups):
+    def settle(device, stored=None, bfloat16=True, **groups):
         monkeypatch.setattr(trainer, "present_device", lambda accelerator: device)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bfloat16)
         recipe = Recipe(read_recipe(write_recipe(tmp_path, **groups)))
         recipe.settle(stored)
         values = recipe.resolved()
@@ -45,7 +29,9 @@ def settled(tmp_path, monkeypatch):
 
 def test_a_new_run_takes_what_suits_the_device(settled):
     assert settled("cuda") == ("bf16-mixed", True)
-    assert settled("cpu") == ("32-true", False)
+    assert settled("cuda", bfloat16=False) == ("16-mixed", True)
+    for device in ("cpu", "mps", None):
+        assert settled(device) == ("32-true", False)
 
 
 def test_a_recipe_that_says_more_is_obeyed(settled):
@@ -76,7 +62,6 @@ def images(tmp_path_factory):
 
 
 def device_recipe(folder, images, **groups):
-    folder.mkdir(exist_ok=True)
     data = {"name": "imagefolder", "root": str(images), "size": 32, "batch_size": 4, "num_workers": 0}
     values = {**TINY, "folder": str(folder / "run"), "data": {**data, "augment_on": "device"}}
     trainer = {"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 1, "threads": 1}
@@ -93,16 +78,3 @@ def test_a_run_may_go_on_with_its_images_augmented_elsewhere(images, tmp_path):
     run = train_folder(recipe)
     train_folder(recipe, ["data.augment_on=cpu", "trainer.max_epochs=2"], resume=True)
     assert len(curve(run)) == 2
-
-
-def test_the_task_gets_normalized_floats(images, tmp_path):
-    seen = []
-
-    class Look(At):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(batch[0])
-
-    recipe = device_recipe(tmp_path / "look", images, trainer={"max_epochs": 1, "limit_train_batches": 1, "threads": 1})
-    train_folder(recipe, callbacks=[Look(0, None)])
-    assert seen[0].dtype == torch.float32
-    assert seen[0].shape == (4, 3, 32, 32)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def digits(run):
     return [np.random.default_rng(i).integers(0, 256, (40, 50), dtype=np.uint8) for i in range(3)]
 
 
+def check_predictions(loaded, run, images, error):
+    for got, expected in zip(loaded.predict(images), run.predict(images), strict=True):
+        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=error)
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
     exported = files[suffix]
@@ -65,8 +71,7 @@ def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
     loaded = load_run(exported.path)
     assert (loaded.name, loaded.class_names) == (run.name, run.class_names)
     assert loaded.preprocessing == run.preprocessing
-    for got, expected in zip(loaded.predict(digits), run.predict(digits), strict=True):
-        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-3)
+    check_predictions(loaded, run, digits, 1e-3)
 
 
 @pytest.mark.parametrize("suffix", [ANY_SIZE, *slow(".xml")])
@@ -136,18 +141,21 @@ def test_a_network_is_left_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("suffix", "options", "message"),
     [
-        ({"path": "x.tflite"}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
-        ({"path": "x.pte", "dynamic": True}, "'?.pte'? files read one size only here"),
-        ({"path": "x.onnx", "compiled": True}, "`compiled` is for .pt2 files"),
-        ({"path": "x.pt2", "dynamic": True}, "expected at least 64 px"),
+        (".tflite", {}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
+        (".pte", {"dynamic": True}, "'?.pte'? files read one size only here"),
+        (".onnx", {"compiled": True}, "`compiled` is for .pt2 files"),
+        (".pt2", {"dynamic": True}, "expected at least 64 px"),
+        (".onnx", {"int8": True}, "`int8` needs images to calibrate on: set `calibrate`"),
+        (".onnx", {"report": "x"}, "`report` is for files in 8 bits"),
+        (".onnx", {"int8": True, "calibrate": [np.zeros((40, 40), np.uint8)]}, "has 1 readable images, expected 16"),
+        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml, .pte:"),
     ],
 )
-def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, options, message):
-    path = tmp_path / options.pop("path")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run.export(path, **options)
+def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffix, options, message):
+    with pytest.raises(ValueError, match=message):
+        run.export(tmp_path / f"digits{suffix}", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -186,10 +194,8 @@ def test_core_ml_refuses_weights_that_float16_does_not_have(weight, fits, tmp_pa
     layer, images = torch.nn.Conv2d(3, 1, 1), torch.zeros(1, 3, 8, 8)
     torch.nn.init.constant_(layer.bias, weight)
     program = torch.export.export(layer, (images,))
-    if fits:
-        FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
-        return
-    with pytest.raises(ValueError, match=r"the weight bias is too large for float16"):
+    refusal = pytest.raises(ValueError, match=r"the weight bias is too large for float16")
+    with nullcontext() if fits else refusal:
         FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
 
 
@@ -202,8 +208,7 @@ def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, 
     assert exported.difference < 1e-2 * exported.largest  # float16
     about = MLModel(str(exported.path), skip_model_load=True).user_defined_metadata[KEY]
     assert facts_in(about, "file") == exported.facts
-    for got, expected in zip(load_run(exported.path).predict(digits), run.predict(digits), strict=True):
-        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-2)
+    check_predictions(load_run(exported.path), run, digits, 1e-2)
     (exported.path / "Manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"Core ML cannot read .*digits.mlpackage.*: export it again"):
         load_run(exported.path)
@@ -241,19 +246,6 @@ def test_a_folder_of_something_else_is_not_replaced(run, tmp_path):
     assert kept.is_file()
 
 
-def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
-    open_file = FORMATS[".onnx"].open
-
-    def wrong(*given):
-        facts, session = open_file(*given)
-        return facts, lambda images: (session(images)[0] + 1,)
-
-    monkeypatch.setitem(FORMATS, ".onnx", FORMATS[".onnx"].__class__(**{**vars(FORMATS[".onnx"]), "open": wrong}))
-    with pytest.raises(ValueError, match=r"differ from those of the network by .* so it is not kept"):
-        run.export(tmp_path / "digits.onnx", dynamic=False)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_runtime_names_its_extra(run, tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.deploy.formats.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"ONNX needs onnx.* install it with `pip install 'linvit\[onnx\]'`"):
@@ -267,11 +259,9 @@ def test_random_bytes_with_the_suffix_of_executorch_do_not_end_the_process(tmp_p
         load_run(tmp_path / "x.pte")
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml", ".pte"])
 @pytest.mark.parametrize("special", ["pipe", "device", "folder"])
-def test_only_regular_files_are_opened(tmp_path, suffix, special):
-    pytest.importorskip(FORMATS[suffix].packages[-1] if FORMATS[suffix].packages else "torch")
-    path = tmp_path / f"x{suffix}"
+def test_only_regular_files_are_opened(tmp_path, special):
+    path = tmp_path / "x.onnx"
     {"pipe": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[special](path)
     with pytest.raises(ValueError, match=r"cannot read .* \(it is a"):
         load_run(path)
@@ -283,11 +273,7 @@ def test_only_regular_files_are_opened(tmp_path, suffix, special):
         ({"class_names": ["a"] * 9}, "expected finite numbers for 9 classes"),
         ({"outputs": ["logits", "boxes"]}, "has 1 outputs, but describes 2"),
         ({"std": [-1.0]}, "damaged"),
-        ({"mean": [float("nan")]}, "damaged|finite"),
         ({"mean": [], "std": []}, "damaged|channels"),
-        ({"crop_pct": 2}, "damaged"),
-        ({"interpolation": "evil"}, "damaged"),
-        ({"size": [0, 0]}, "damaged"),
         ({"task": "detection"}, "damaged"),
     ],
 )
@@ -295,14 +281,6 @@ def test_only_regular_files_are_opened(tmp_path, suffix, special):
 def test_facts_that_do_not_fit_the_file_end_in_one_sentence(files, tmp_path, digits, suffix, facts, match):
     with pytest.raises(ValueError, match=match):
         load_run(_with_facts(files[suffix].path, tmp_path / f"x{suffix}", facts)).predict(digits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("facts", [{"size": [48, 48]}, {"smallest": 1, "size": [48, 48]}])
-def test_a_file_for_one_size_with_facts_of_another_ends_in_one_sentence(run, tmp_path, digits, facts):
-    path = run.export(tmp_path / "fixed.onnx", dynamic=False).path
-    with pytest.raises(ValueError, match=r"cannot run .*x\.onnx"):
-        load_run(_with_facts(path, tmp_path / "x.onnx", facts)).predict(digits)
 
 
 def _with_facts(source, path, facts):
@@ -432,14 +410,10 @@ def test_a_file_of_another_program_is_refused(files, tmp_path):
     import onnx
 
     model = onnx.load(files[".onnx"].path)
-    kept = json.loads(next(entry.value for entry in model.metadata_props if entry.key == KEY))
-    for text, message in ((None, "was not written by `linvit export`"), ({**kept, "std": "x"}, "is damaged")):
-        del model.metadata_props[:]
-        if text is not None:
-            onnx.helper.set_model_props(model, {KEY: json.dumps(text)})
-        onnx.save(model, tmp_path / "other.onnx")
-        with pytest.raises(ValueError, match=message):
-            load_run(tmp_path / "other.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="was not written by `linvit export`"):
+        load_run(tmp_path / "other.onnx")
 
 
 def test_the_command_line_exports_predicts_and_evaluates(run, files, tmp_path, capsys):

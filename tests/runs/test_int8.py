@@ -211,25 +211,6 @@ def test_other_networks_in_8_bits(name, suffix, digits, tmp_path):
     assert linvit.export(network, tmp_path / f"x{suffix}", int8=True, calibrate=[digits], **size).error < 0.3
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options", "message"),
-    [
-        (".onnx", {"int8": True}, "`int8` needs images to calibrate on: set `calibrate`"),
-        (".onnx", {"report": "x"}, "`report` is for files in 8 bits"),
-        (
-            ".onnx",
-            {"int8": True, "calibrate": [np.zeros((40, 40), np.uint8)] * 3},
-            "has 3 readable images, expected 16",
-        ),
-        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml, .pte:"),
-    ],
-)
-def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffix, options, message):
-    with pytest.raises(ValueError, match=message):
-        run.export(tmp_path / f"digits{suffix}", **options)
-    assert not list(tmp_path.iterdir())
-
-
 def test_missing_torchao_names_the_extra(run, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.deploy.int8.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"need torchao: install it with `pip install 'linvit\[int8\]'`"):

@@ -32,6 +32,13 @@ def opened(image):
     return open_image(image, {}, image.dtype)
 
 
+def normalized(run, path):
+    """(1, 3, height, width)."""
+    pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (run.preprocessing.mean, run.preprocessing.std))
+    return ((pixels - mean) / std)[None]
+
+
 @pytest.fixture(scope="module")
 def segmentor(tmp_path_factory):
     folder = tmp_path_factory.mktemp("segmentor")
@@ -42,11 +49,8 @@ def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
     run = load_run(model="mavit_nano.cifar10")
     Image.new("RGB", (31, 64)).save(photos / "small.png")
     predictions = run.predict(photos, topk=3, strips={"rows": 32, "spill": tmp_path / "spill"})
-    about = run.preprocessing
-    pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
     with torch.no_grad():
-        expected = run.network(((pixels - mean) / std)[None])[0].softmax(-1).topk(3)
+        expected = run.network(normalized(run, photos / "a.png"))[0].softmax(-1).topk(3)
     assert_close(torch.tensor(predictions[0].probabilities), expected.values)
     assert predictions[0].classes == [run.class_names[place] for place in expected.indices]
     broken, small = predictions.unreadable
@@ -62,10 +66,7 @@ def test_a_label_map_as_a_pyramid(segmentor, photos, tmp_path):
     (row,) = run.predict(photos / "a.png", output=output, strips={"rows": 32})
     written = pyvips.Image.new_from_file(str(output / "maps" / "a.tif")).numpy()
     assert written.shape == (100, 70)
-    about = run.preprocessing
-    pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
-    image = filled(opened(((pixels - mean) / std)[None]), torch.float32).read(0, 128)
+    image = filled(opened(normalized(run, photos / "a.png")), torch.float32).read(0, 128)
     with torch.no_grad():
         labels = run.network(image)[0, :, :100].argmax(0)
     assert (torch.from_numpy(written) == labels + 1).float().mean() > 0.999

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 from lightning.pytorch import loggers
-from tiny_run import TINY, write_recipe
+from tiny_run import ONE_STEP, TINY, write_recipe
 
 from linvit.runs.recipe import Recipe
 from linvit.runs.training import train_folder
@@ -14,8 +14,7 @@ MLFLOW = {"class_path": "MLFlowLogger", "init_args": {"experiment_name": "digits
 
 
 def train_with(folder, logger):
-    trainer = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1, "logger": logger}
-    return train_folder(write_recipe(folder, trainer=trainer))
+    return train_folder(write_recipe(folder, trainer={**ONE_STEP, "logger": logger}))
 
 
 @pytest.fixture(autouse=True)

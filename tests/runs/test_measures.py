@@ -2,10 +2,9 @@
 
 import pytest
 from tiers import quick
-from tiny_dense import tiny_scenes, write_dense_recipe
+from tiny_dense import tiny_scenes, write_dense_recipe, write_multilabel_recipe
 from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
-from tiny_multilabel import write_multilabel_recipe
 from tiny_run import write_recipe
 from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
@@ -67,12 +66,6 @@ def test_the_line_of_an_epoch_the_curve_and_the_evaluation_show_what_the_task_de
     assert all(axes.lines for axes in figure.axes)
     assert set(run.evaluate()) <= set(run.task.measures)
     assert (tmp_path / "run" / "checkpoints" / "best.ckpt").is_file()
-
-
-def test_a_generator_that_generates_nothing_while_validating_keeps_the_checkpoint_of_lowest_loss(tmp_path):
-    run = linvit.train(write_diffusion_recipe(tmp_path, task={"generates": False}, trainer=FEW))
-    assert run.task.score == "loss"
-    assert run.path.name == "best.ckpt"
 
 
 @pytest.mark.parametrize("framework", ["mask_rcnn", "retinanet"])

@@ -1,9 +1,10 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
-from tiny_run import write_recipe
+from tiny_run import ONE_STEP, content, write_recipe
 from trained import trained_run
 
 from linvit.data.images.image import Preprocessing
@@ -34,10 +35,7 @@ def test_a_teacher_of_other_classes_or_another_normalization_is_refused(given, w
     path = tmp_path / "teacher.ckpt"
     about = {"class_names": ["a", "b"], "preprocessing": {"mean": (0.5,) * 3, "std": (0.25,) * 3}}
     torch.save({"linvit": about}, path)
-    if words is None:
-        check_teacher(str(path), source(**given))
-        return
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) if words else nullcontext():
         check_teacher(str(path), source(**given))
 
 
@@ -60,14 +58,13 @@ def test_weights_start_a_network_of_another_image_size(tmp_path):
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, tmp_path_factory, capsys):
-    once = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
-    recipe = write_recipe(tmp_path, trainer=once)
-    content = torch.load(trained_run(tmp_path_factory, trainer=once) / "checkpoints" / "last.ckpt", weights_only=True)
+    start = content(trained_run(tmp_path_factory, trainer=ONE_STEP))
     if not same:
-        content["linvit"]["class_names"].reverse()
-    torch.save(content, tmp_path / "start.ckpt")
+        start["linvit"]["class_names"].reverse()
+    torch.save(start, tmp_path / "start.ckpt")
+    recipe = write_recipe(tmp_path, trainer=ONE_STEP)
     capsys.readouterr()
-    assert main(["train", str(recipe), f"init={tmp_path / 'start.ckpt'}", f"folder={tmp_path / 'second'}"]) == 0
+    assert main(["train", str(recipe), f"init={tmp_path / 'start.ckpt'}"]) == 0
     said = "".join(capsys.readouterr())
     assert ("start.ckpt, classifier included." in said) is same
     assert ("start.ckpt without its classifier" in said) is not same

@@ -94,16 +94,7 @@ def test_a_size_that_is_given_is_kept_and_weights_for_other_classes_lose_their_c
     assert "without its classifier, which is for other classes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "#",
-        '"',
-        "1e5",
-        "a\nseed: 1",
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("odd", ["#", '"', "1e5", "a\nseed: 1", "\udcff"])
 def test_names_of_any_kind_are_valid_yaml(odd, tmp_path):
     root = write_classes(tmp_path / odd, {odd: 5, "bee": 5}, size=(32, 32))
     written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", root)
@@ -160,10 +151,3 @@ def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path, monkeypat
         with pytest.raises(ValueError, match=r"mine.yaml exists already"):
             new_recipe(path, "ravlt_nano", photos)
     assert (tmp_path / "mine.yaml").read_text() == "precious"
-
-
-@pytest.mark.parametrize(("load", "free"), [(0.0, 4), (1.5, 2.5), (9.0, 1)])
-def test_busy_cores_are_not_counted_on(load, free, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0), raising=False)
-    assert own_images._free_cores() == free

@@ -1,16 +1,14 @@
 """A run over two gloo processes, started as a user starts it, against the same run in one process."""
 
 import csv
-import os
-import subprocess
+import json
 import sys
-from pathlib import Path
 
 import pytest
 import together
 import torch
 from tiny_language import write_language_recipe
-from tiny_run import content, curve, differing, write_recipe
+from tiny_run import LINVIT, command, content, curve, differing, write_recipe
 from tiny_speech import write_speech_recipe
 from tiny_students import write_student_recipe
 
@@ -25,27 +23,25 @@ ALIKE = {
     "trainer": {"max_epochs": EPOCHS, "limit_val_batches": 1.0},
 }
 PRECISE = "trainer.precision=64-true"
+SINGLE = {"one": [], "exact": [PRECISE]}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "linvit_cli"]
-LIGHTNING = [sys.executable, "-m", "linvit_cli"]
 TWO = ["data.batch_size=8", "trainer.devices=2", "trainer.strategy=ddp"]
 
 
-# tiny_run has to be found by the processes, where a recipe names a class of it
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    "OMP_NUM_THREADS": "1",
-}
+def two_and_one(folder, write, *overrides, of_two=TWO, launcher=LINVIT, **groups):
+    """The folders of a run in two processes and of the same in one."""
+    finished = command("train", write(folder / "two", **groups), *of_two, *overrides, launcher=launcher)
+    assert finished.returncode == 0, finished.stdout
+    return folder / "two" / "run", train_folder(write(folder / "one", **groups), overrides)
 
 
-def start(launcher, recipe, *more):
-    return subprocess.run(
-        [*launcher, "train", str(recipe), *TWO, "--trust-recipe", *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        env=ENVIRONMENT,
-    )
+def largest_difference(run, other):
+    """Of a weight of the network."""
+    ours, theirs = (content(folder)["state_dict"] for folder in (run, other))
+    names = [name for name in theirs if name.startswith("network.")]
+    assert all(type(ours[name]) is torch.Tensor for name in names)
+    assert len(names) > 15
+    return max((ours[name] - theirs[name]).abs().max() for name in names)
 
 
 def dying(rank):
@@ -56,7 +52,7 @@ def dying(rank):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    finished = start(LIGHTNING, write_recipe(folder, **ALIKE))
+    finished = command("train", write_recipe(folder, **ALIKE), *TWO)
     assert finished.returncode == 0, finished.stdout
     assert finished.stdout.count("epoch 2/") == 1, "every process prints"
     return folder / "run"
@@ -67,14 +63,9 @@ def values(run, *columns):
         return torch.tensor([[float(row[name]) for name in columns] for row in csv.DictReader(file)])
 
 
-def single(folder, *overrides):
-    folder.mkdir()
-    return train_folder(write_recipe(folder, **ALIKE), overrides)
-
-
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
-    one, exact = single(tmp_path / "one"), single(tmp_path / "exact", PRECISE)
+    one, exact = (train_folder(write_recipe(tmp_path / name, **ALIKE), more) for name, more in SINGLE.items())
     losses = [values(run, "train_loss", "val_loss", "ema_loss") for run in (two, one, exact)]
     assert losses[0].shape == (EPOCHS, 3)
     error, rounding = ((part - losses[2]).abs().max() for part in losses[:2])
@@ -88,9 +79,7 @@ def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns_in_float64(tmp_path):
-    finished = start(TORCHRUN, write_recipe(tmp_path, **ALIKE), PRECISE)
-    assert finished.returncode == 0, finished.stdout
-    one, two = single(tmp_path / "one", PRECISE), tmp_path / "run"
+    two, one = two_and_one(tmp_path, write_recipe, PRECISE, launcher=TORCHRUN, **ALIKE)
     ours, theirs = content(one)["state_dict"], content(two)["state_dict"]
     for key, value in ours.items():
         if key.startswith(("network.", "ema.")):
@@ -102,7 +91,7 @@ def test_two_processes_learn_what_one_learns_in_float64(tmp_path):
 
 def check_lost_process(launcher, rank, two, folder):
     recipe = write_recipe(folder, **ALIKE)
-    stopped = start(launcher, recipe, dying(rank))
+    stopped = command("train", recipe, *TWO, "--trust-recipe", dying(rank), launcher=launcher)
     assert stopped.returncode != 0
     said = [line for line in stopped.stdout.splitlines() if line.startswith("linvit: ")]
     assert len(said) == 1, stopped.stdout
@@ -110,14 +99,14 @@ def check_lost_process(launcher, rank, two, folder):
     assert f"--resume to continue from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
     assert "GLHF" not in stopped.stdout
     assert len(curve(folder / "run")) == 1
-    resumed = start(LIGHTNING, recipe, "--resume")
+    resumed = command("train", recipe, *TWO, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert differing(folder / "run", two, fewest=100) == []
     assert curve(folder / "run") == curve(two)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LIGHTNING, 0), (LIGHTNING, 1)])
+@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LINVIT, 0), (LINVIT, 1)])
 def test_whichever_process_is_killed_the_other_says_so_and_resume_goes_on(two, tmp_path, launcher, rank):
     check_lost_process(launcher, rank, two, tmp_path)
 
@@ -136,13 +125,6 @@ def test_two_processes_that_are_machines_to_lightning_learn_what_one_learns(monk
     assert both["alone"][2] < both["alone"][0]
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_ends_in_its_last_lines(monkeypatch):
-    monkeypatch.setattr(together, "SAME", "demo/none")
-    with pytest.raises(RuntimeError, match="demo/none"):
-        together.nccl_alone("cpu")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
 def test_on_a_gpu_nccl_runs_with_one_process_and_gloo_with_two():
@@ -150,10 +132,7 @@ def test_on_a_gpu_nccl_runs_with_one_process_and_gloo_with_two():
     assert together.gloo_pair()["difference"] <= together.ALLOWED
 
 
-STUDENTS = {
-    "data": {"max_shift": 0},
-    "trainer": {"max_epochs": 2, "limit_val_batches": 1.0, "precision": "64-true"},
-}
+STUDENTS = {"data": {"max_shift": 0}, "trainer": {"max_epochs": 2, "limit_val_batches": 1.0, "precision": "64-true"}}
 
 
 @pytest.mark.slow
@@ -167,11 +146,7 @@ STUDENTS = {
     ],
 )
 def test_two_processes_align_and_transfer_what_one_does(kind, settings, tmp_path):
-    groups = {**STUDENTS, "task": settings}
-    finished = start(LIGHTNING, write_student_recipe(tmp_path / "two", kind, **groups))
-    assert finished.returncode == 0, finished.stdout
-    one = train_folder(write_student_recipe(tmp_path / "one", kind, **groups))
-    two = tmp_path / "two" / "run"
+    two, one = two_and_one(tmp_path, write_student_recipe, kind=kind, **STUDENTS, task=settings)
     ours, theirs = content(one)["state_dict"], content(two)["state_dict"]
     for key, value in ours.items():
         if key.startswith(("network.", "original.")):
@@ -188,44 +163,25 @@ SHARDED = {
 
 @pytest.mark.slow
 def test_two_processes_with_shards_of_the_weights_train_as_one_with_all(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir(), two.mkdir()
-    common = {"task": {"ema_decay": None}, "optimizer": {"not_decayed": "none"}}
-    clipped = {"gradient_clip_val": 1.0}
-    whole = train_folder(write_language_recipe(one, **common, trainer=clipped))
-    recipe = write_language_recipe(
-        two, **common, data={"batch_size": 2}, trainer={**clipped, "devices": 2, "strategy": SHARDED}
-    )
-    subprocess.run([*LIGHTNING, "train", str(recipe)], check=True, timeout=600, env=ENVIRONMENT)
-    run = two / "run"
+    groups = {"task": {"ema_decay": None}, "optimizer": {"not_decayed": "none"}, "trainer": {"gradient_clip_val": 1.0}}
+    of_two = ["data.batch_size=2", "trainer.devices=2", f"trainer.strategy={json.dumps(SHARDED)}"]
+    run, whole = two_and_one(tmp_path, write_language_recipe, of_two=of_two, **groups)
     for ours, theirs in zip(curve(run), curve(whole), strict=True):
         assert float(ours["bits_per_byte"]) == pytest.approx(float(theirs["bits_per_byte"]), rel=1e-4)
-    weights, expected = (content(folder)["state_dict"] for folder in (run, whole))
-    names = [name for name in expected if name.startswith("network.")]
-    assert len(names) > 15
-    assert max((weights[name] - expected[name]).abs().max() for name in names) < 1e-3
-    assert all(type(weights[name]) is torch.Tensor for name in names)
+    assert largest_difference(run, whole) < 1e-3
     measured = load_run(run).evaluate().by_weights["raw"]
     assert measured["bits_per_byte"] == pytest.approx(float(curve(run)[-1]["bits_per_byte"]), abs=0.2)
 
 
 @pytest.mark.slow
 def test_two_processes_train_and_count_errors_as_one(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir(), two.mkdir()
-    common = {"task": {"ema_decay": None}, "model": {"conv_norm": "layer"}}
-    plain = {"bands": 0, "times": 0}
-    whole = train_folder(write_speech_recipe(one, **common, data=plain))
-    recipe = write_speech_recipe(
-        two, **common, data={**plain, "batch_size": 2}, trainer={"devices": 2, "strategy": "ddp"}
-    )
-    subprocess.run([*LIGHTNING, "train", str(recipe)], check=True, timeout=600, env=ENVIRONMENT)
-    for ours, theirs in zip(curve(two / "run"), curve(whole), strict=True):
+    groups = {"task": {"ema_decay": None}, "model": {"conv_norm": "layer"}, "data": {"bands": 0, "times": 0}}
+    run, whole = two_and_one(tmp_path, write_speech_recipe, of_two=["data.batch_size=2", *TWO[1:]], **groups)
+    for ours, theirs in zip(curve(run), curve(whole), strict=True):
         assert ours["utterances"] == theirs["utterances"] == "6.0"
         assert float(ours["wer"]) == pytest.approx(float(theirs["wer"]), abs=0.07)  # one word of fifteen
         assert float(ours["val_loss"]) == pytest.approx(float(theirs["val_loss"]), rel=1e-3)
-    weights, expected = (content(folder)["state_dict"] for folder in (two / "run", whole))
-    assert max((weights[name] - expected[name]).abs().max() for name in expected if name.startswith("network.")) < 1e-3
-    measured = load_run(two / "run").evaluate().by_weights["raw"]
-    rates = {float(row["wer"]) for row in curve(two / "run")}
+    assert largest_difference(run, whole) < 1e-3
+    measured = load_run(run).evaluate().by_weights["raw"]
+    rates = {float(row["wer"]) for row in curve(run)}
     assert measured["wer"] == pytest.approx(min(rates))

@@ -14,20 +14,14 @@ import timm
 import torch
 import yaml
 from safetensors import safe_open
-from tiny_run import write_recipe
+from tiny_run import ONE_STEP, write_recipe
 from torch.testing import assert_close
-from trained import ONE_EPOCH, trained_run
 
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
 from linvit_cli import main
 
 FILES = {"README.md", "config.json", "metrics.csv", "model.safetensors", "modeling_linvit.py", "recipe.yaml"}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +80,7 @@ def test_the_card_is_that_of_convert_with_the_hubs_name(pushed, measured):
 
 
 def test_a_network_of_grey_images_says_so(tmp_path):
-    trainer = {"max_epochs": 1, "limit_train_batches": 1}
-    run = train_folder(write_recipe(tmp_path, data={"channels": 1}, trainer=trainer))
+    run = train_folder(write_recipe(tmp_path, data={"channels": 1}, trainer=ONE_STEP))
     pushed = load_run(run).push_to_hub("ada/digits", dry_run=True)
     assert pushed.folder == run / "hub"
     assert 'image.convert("L")' in (pushed.folder / "README.md").read_text()
@@ -111,58 +104,30 @@ def test_python_files_of_a_folder_are_not_run(pushed, tmp_path):
     assert not (tmp_path / "RAN").exists()
 
 
+GREY = {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"architecture": "ravlt_nanoo"},
         {"num_classes": 3},
-        {"num_classes": 10**9},
         {"model_args": {"widths": [10**6] * 4}},
         {"model_args": {"pretrained": True}},
-        {"model_args": {"global_pool": ""}},
-        {"pretrained_cfg": {"input_size": [3, 32, 32], "mean": 0, "std": [1, 1, 1]}},
         {"label_names": [1] * 10},
-        *(
-            {"pretrained_cfg": {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]} | change}
-            for change in (
-                {"global_pool": ""},
-                {"interpolation": "evil"},
-                {"interpolation": 3},
-                {"crop_pct": -1},
-                {"crop_pct": float("nan")},
-                {"mean": [None]},
-                {"mean": ["a"]},
-                {"std": [-1]},
-                {"std": [float("inf")]},
-                {"std": 0.5},
-                {"input_size": [1, 10**9, 10**9]},
-                {"input_size": [1, 32, 32.5]},
-                {"input_size": [1, "x", 32]},
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_a_broken_configuration_is_one_sentence(pushed, tmp_path, change):
-    config = json.loads((pushed.folder / "config.json").read_text()) | change
-    (tmp_path / "model.safetensors").write_bytes((pushed.folder / "model.safetensors").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=rf"\A[^\n]*{re.escape(str(tmp_path))}/[^\n]+\Z"):
-        load_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
+        {"pretrained_cfg": GREY | {"interpolation": "evil"}},
+        {"pretrained_cfg": GREY | {"std": 0.5}},
+        {"pretrained_cfg": GREY | {"input_size": [1, 32, 32.5]}},
         '{"architecture": 3}',
         "[" * 10_000,
     ],
+    ids=lambda change: str(change)[:60],
 )
-def test_a_configuration_of_another_kind_is_one_sentence(pushed, tmp_path, text):
-    (tmp_path / "model.safetensors").write_bytes((pushed.folder / "model.safetensors").read_bytes())
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"\A[^\n]+config\.json[^\n]+\Z"):
+def test_a_broken_configuration_is_one_sentence(pushed, tmp_path, change):
+    config = json.loads((pushed.folder / "config.json").read_text())
+    shutil.copy(pushed.folder / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(change if isinstance(change, str) else json.dumps(config | change))
+    with pytest.raises(ValueError, match=rf"\A[^\n]*{re.escape(str(tmp_path))}/[^\n]+\Z"):
         load_run(tmp_path)
 
 

@@ -87,12 +87,6 @@ def test_a_trusted_recipe_may_name_any_class(evil):
     assert evil.exists()
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=60)
-@given(st.text("abz._ /\\~0:", max_size=30), st.sampled_from(sorted(OBJECTS)))
-def test_any_class_path_is_a_class_of_lightning_or_one_sentence(path, key):
-    refusal({"trainer": {key: {"class_path": path}}})
-
-
 @pytest.mark.parametrize("place", ["/tmp/x", "../x", "a/../../x", "~/x", "$HOME/x", "s3://x/y", "C:\\x", "\\\\host\\x"])
 @pytest.mark.parametrize("key", ["dirpath", "filename"])
 def test_nothing_is_written_outside_of_the_folder(key, place):
@@ -208,14 +202,7 @@ def test_a_hash_begins_no_comment_in_an_override(word):
     assert parsed_override(f"data.root=my {word} #1/x")[1] == f"my {word} #1/x"
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {1: "x"},
-        {"a": {2: 3}},
-        b"x",
-    ],
-)
+@pytest.mark.parametrize("value", [{1: "x"}, {"a": {2: 3}}, b"x"])
 def test_python_callers_give_plain_values(value):
     for values in ({"model": {"name": "ravlt_nano", "options": value}}, {"optimizer": {"options": value}}):
         assert re.search("expected", refusal(values))
@@ -265,19 +252,11 @@ def test_keys_of_a_merged_mapping_may_be_overridden(tmp_path):
     "text", ["1e-3", "1e5", "-.5", "0o17", "1_000", ".inf", "null", "on", "12:30", "# x", "a: b", "ü"]
 )
 def test_what_is_written_is_read_again(text):
-    assert load_yaml(dump_yaml({"folder": text, "values": [text, 1e-3, 1e5, None, True]})) == {
-        "folder": text,
-        "values": [text, 1e-3, 1e5, None, True],
-    }
+    values = {"folder": text, "values": [text, 1e-3, 1e5, None, True]}
+    assert load_yaml(dump_yaml(values)) == values
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        float("nan"),
-        2**60,
-    ],
-)
+@pytest.mark.parametrize("value", [float("nan"), 2**60])
 def test_numbers_that_no_checkpoint_can_hold_are_refused_before_training(value):
     with pytest.raises(ValueError, match=r"model\.options\.x is .*, expected a number from -2\^53 to 2\^53: change it"):
         Recipe(merge(VALUES, {"model": {"options": {"x": [value]}}}))

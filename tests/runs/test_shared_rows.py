@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_run import content, curve, write_recipe
+from tiny_run import command, content, curve, write_recipe
 
 from linvit.runs.loading import load_run
 from linvit.runs.rows import in_processes
@@ -24,18 +22,6 @@ TINY = {
     "trainer": {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 2, "precision": "64-true"},
 }
 SHARED = ["processes_per_image=2", "trainer.devices=2", "trainer.strategy=ddp"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def start(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "linvit_cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        env=ENVIRONMENT,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +31,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_processes_that_share_rows_train_what_one_does(alone, tmp_path):
-    finished = start("train", str(write_recipe(tmp_path, **TINY)), *SHARED)
+    finished = command("train", write_recipe(tmp_path, **TINY), *SHARED)
     assert finished.returncode == 0, finished.stdout
     shared = Path(tmp_path / "run")
     ours, theirs = content(alone)["state_dict"], content(shared)["state_dict"]
@@ -104,7 +90,7 @@ def test_a_killed_process_of_a_prediction(dying):
 
 @pytest.mark.slow
 def test_images_that_are_too_small_end_all_processes(tmp_path):
-    finished = start("train", str(write_recipe(tmp_path, **TINY)), *SHARED, "data.size=32")
+    finished = command("train", write_recipe(tmp_path, **TINY), *SHARED, "data.size=32")
     assert finished.returncode != 0
     said = [line for line in finished.stdout.splitlines() if line.startswith("linvit: ")]
     assert said, finished.stdout

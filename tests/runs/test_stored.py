@@ -2,119 +2,23 @@
 
 import copy
 import math
-import random
 import resource
 import shutil
-import time
 
 import pytest
 import torch
-from tiny_diffusion import write_diffusion_recipe
 from tiny_run import content
 from trained import ONE_EPOCH, trained_run
 
 from linvit.runs import load_run
 from linvit.runs.stored import read_resumable
-from linvit.runs.training import train_folder
 
-ODD = (None, True, -1, 0, 2, 0.5, math.nan, math.inf, -0.5, 10**6, 10**12, 2**80, "", "x", "hf-hub:timm/none", [], {})
-ODD += ([[[]]], {"name": "x"}, {1: 2}, torch.zeros(2), b"x", (1, "a"), {"pretrained": True, "name": "resnet18"})
 MEMORY = 512 << 10  # KiB that a refusal may add to the process
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return trained_run(tmp_path_factory, data={"size": 32}, trainer=ONE_EPOCH)
-
-
-@pytest.fixture(scope="module")
-def generator(tmp_path_factory):
-    return train_folder(write_diffusion_recipe(tmp_path_factory.mktemp("dit"), trainer={"max_epochs": 1}))
-
-
-def paths(value, path=()):
-    """Every place of nested mappings and lists."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inner:
-        yield (*path, key)
-        yield from paths(item, (*path, key))
-
-
-def mutated(about, rng):
-    """A copy of the metadata with one or two places deleted, replaced, enlarged, negated, nested, swapped or added."""
-    about = copy.deepcopy(about)
-    for _ in range(rng.choice((1, 1, 2))):
-        places = list(paths(about))
-        path = rng.choice([place for place in places if "trainer" not in place] or [("recipe",)])
-        holder = about
-        for key in path[:-1]:
-            holder = holder[key]
-        value, key = holder[path[-1]], path[-1]
-        kind = rng.choice(("delete", "replace", "replace", "replace", "enlarge", "nest", "swap", "add"))
-        if kind == "delete":
-            del holder[key]
-        elif kind == "replace":
-            holder[key] = rng.choice(ODD)
-        elif kind == "enlarge" and isinstance(value, int | float):
-            holder[key] = rng.choice((-value, value * 10**6, value * 10**9, value + 1))
-        elif kind == "enlarge":
-            holder[key] = [value] * 3 if not isinstance(value, list) else value * 3
-        elif kind == "nest":
-            for _ in range(rng.choice((1, 3, 200))):
-                value = [value]
-            holder[key] = value
-        elif kind == "swap":
-            other = rng.choice(places)
-            target = about
-            for step in other[:-1]:
-                target = target[step] if isinstance(target, dict | list) else {}
-            if isinstance(target, dict) and other[-1] in target:
-                holder[key] = copy.deepcopy(target[other[-1]])
-        elif isinstance(holder, dict):
-            holder[rng.choice(("extra", 7, "depth", "depths", "embed_dims"))] = rng.choice((*ODD, [10**6] * 4))
-    return about
-
-
-def refused_or_evaluated(path, evaluates):
-    """The sentence of a refusal, or None; whatever else is raised ends the test."""
-    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        run = load_run(path)
-        if evaluates:
-            run.evaluate(trainer={"accelerator": "cpu", "limit_val_batches": 1})
-        return None
-    except (ValueError, OSError) as error:
-        said = str(error)
-    assert "\n" not in said
-    assert len(said) < 1000
-    assert time.monotonic() - started < 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
-    return said
-
-
-def check_mutations(folder, path, count, seed, evaluates=True):
-    rng = random.Random(seed)
-    whole = content(folder)
-    said = []
-    for _ in range(count):
-        torch.save(whole | {"linvit": mutated(whole["linvit"], rng)}, path)
-        said.append(refused_or_evaluated(path, evaluates))
-    assert sum(sentence is not None for sentence in said) > count // 4
-
-
-def test_changed_metadata_ends_in_a_sentence(run, tmp_path):
-    check_mutations(run, tmp_path / "changed.ckpt", 10, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_much_changed_metadata_ends_in_a_sentence(run, tmp_path, seed):
-    check_mutations(run, tmp_path / "changed.ckpt", 75, seed)
-
-
-@pytest.mark.slow
-def test_changed_metadata_of_a_generator_ends_in_a_sentence(generator, tmp_path):
-    check_mutations(generator, tmp_path / "changed.ckpt", 75, 4, evaluates=False)
 
 
 def replaced(whole, *path, value):
@@ -152,9 +56,11 @@ def replaced(whole, *path, value):
 )
 def test_what_is_wrong_is_said(run, tmp_path, place, value, said):
     torch.save(replaced(content(run), "linvit", *place, value=value), tmp_path / "changed.ckpt")
-    with pytest.raises(ValueError, match=r"changed\.ckpt") as refusal:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"\A[^\n]*changed\.ckpt[^\n]*\Z") as refusal:
         load_run(tmp_path / "changed.ckpt")
     assert said in str(refusal.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
 
 
 def test_pretrained_weights_that_a_checkpoint_asks_for_are_not_fetched(run, tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from PIL import Image
 from safetensors import safe_open
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from torch.testing import assert_close
-from trained import ONE_EPOCH, trained_run
 
 from linvit.environment import commit
 from linvit.models.by_name import bundled_weights
@@ -19,11 +18,6 @@ from linvit.runs import load_run
 from linvit.runs.weight_file import creation
 from linvit.studies.demo import on_photographs
 from linvit_cli import main
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return trained_run(tmp_path_factory, trainer=ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +98,6 @@ def test_the_measures_are_those_of_the_rounded_weights(trained, tmp_path, monkey
         measures = json.loads(file.metadata()["measures"])
     assert measures["loss"] == pytest.approx(torch.tensor(10.0).log().item())
     assert all(torch.equal(value, before[key]) for key, value in run.network.state_dict().items())
-
-
-def test_long_lines_of_a_card_are_broken():
-    channels = [16, 32, 56, 80]
-    card = creation("resnet18", num_classes=10, in_chans=3, channels=channels, checkpoint_path="resnet.safetensors")
-    assert max(map(len, card.splitlines())) <= 120
-    compile(card.removeprefix("```python").removesuffix("```"), "card", "exec")
 
 
 def test_what_cannot_be_written_is_refused(trained, tmp_path):

@@ -1,5 +1,7 @@
 """Alignment by hand: losses, gradients, blocks that do not see each other, and memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
@@ -14,26 +16,6 @@ from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.students import relative_errors
 
 
-class Scaler:
-    def __init__(self, scale):
-        self.scale = scale
-
-    def get_scale(self):
-        return self.scale
-
-
-class Plugin:
-    def __init__(self, scaler):
-        self.scaler = scaler
-
-
-class Trainer:
-    """As much of Lightning's as one step needs."""
-
-    def __init__(self, scale=None):
-        self.precision_plugin = Plugin(None if scale is None else Scaler(scale))
-
-
 def alignment(name="vit_small_patch14_reg4_dinov2", mechanism="mala", match=OUTPUTS, pattern=None, **options):
     original = body(name, **SMALL)
     student = linvit.linearize(original, mechanism, pattern)
@@ -44,9 +26,9 @@ def alignment(name="vit_small_patch14_reg4_dinov2", mechanism="mala", match=OUTP
 
 def stepped(task, images, scale=None):
     """The loss of one training step and the gradients by name."""
+    scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
     task.learn = lambda loss, number: loss
-    task._trainer = task._fabric = None
-    object.__setattr__(task, "_trainer", Trainer(scale))
+    task._trainer = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler))
     loss = task.training_step((images, None), 0)
     (loss * (scale or 1)).backward()
     return loss, {name: p.grad for name, p in task.network.named_parameters() if p.requires_grad}

@@ -43,14 +43,8 @@ def test_a_safetensors_file_and_a_model_of_timms(tmp_path):
 
 @pytest.mark.parametrize("averaged", [True, False])
 def test_a_run_gives_its_moving_average_where_it_has_one(trained, tmp_path, averaged):
-    raw = network()
-    held = {f"network.{key}": value for key, value in raw.state_dict().items()} | {"images.sum": torch.tensor(0)}
-    if averaged:
-        held |= {f"ema.module.{key}": value for key, value in trained.state_dict().items()}
-    (tmp_path / "checkpoints").mkdir()
-    torch.save({"linvit": {}, "state_dict": held}, tmp_path / "checkpoints" / "best.ckpt")
-    start = network()
-    initialize(start, tmp_path)
+    raw, start = network(), network()
+    initialize(start, record(tmp_path / "run", raw, average=trained if averaged else None))
     assert same(start, trained if averaged else raw)
 
 
@@ -80,9 +74,11 @@ def test_other_classes_can_be_refused(trained, tmp_path):
         initialize(network(classes=3), tmp_path / "weights.pth", same_classes=True)
 
 
-def record(folder, network, kind="best", **model):
+def record(folder, network, kind="best", average=None, **model):
     """A checkpoint of a run that records its model."""
-    held = {f"network.{key}": value for key, value in network.state_dict().items()}
+    held = {f"network.{key}": value for key, value in network.state_dict().items()} | {"images.sum": torch.tensor(0)}
+    if average is not None:
+        held |= {f"ema.module.{key}": value for key, value in average.state_dict().items()}
     (folder / "checkpoints").mkdir(parents=True)
     torch.save({"linvit": {"recipe": {"model": model}}, "state_dict": held}, folder / "checkpoints" / f"{kind}.ckpt")
     return folder

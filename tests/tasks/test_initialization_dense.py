@@ -26,23 +26,28 @@ def copied(network):
     return {key: value.clone() for key, value in network.state_dict().items()}
 
 
-@pytest.mark.parametrize("build", [segmentor, detector])
+NARROW = {"channels": (8, 8, 16, 16)}
+
+
+def of_timm():
+    return build_dense("semantic_fpn", "resnet18", 5, HEADS, **NARROW)
+
+
+@pytest.mark.parametrize("build", [segmentor, detector, of_timm])
 def test_a_classifier_gives_the_backbone_alone(build, tmp_path):
     torch.manual_seed(9)
-    classifier = timm.create_model("ravlt_nano", num_classes=7)
-    torch.save(classifier.state_dict(), tmp_path / "weights.pth")
-    network, before = build(), None
+    name, options = ("resnet18", NARROW) if build is of_timm else ("ravlt_nano", {})
+    classifier = timm.create_model(name, num_classes=7, **options).state_dict()
+    torch.save(classifier, tmp_path / "weights.pth")
+    network = build()
     before = copied(network)
     said = initialize(network, tmp_path / "weights.pth")
     assert said.endswith("weights.pth: its backbone; neck and heads keep their initial weights.")
-    moved = changed(network, before)
-    assert moved
-    assert all(key.startswith(network.backbone_prefix + "body.") for key in moved)
-    ours = network.state_dict()
-    shared = [key for key in classifier.state_dict() if f"{network.backbone_prefix}body.{key}" in ours]
+    ours, prefix = network.state_dict(), f"{network.backbone_prefix}body."
+    assert all(key.startswith(prefix) for key in changed(network, before))
+    shared = [key for key in classifier if prefix + key in ours]
     assert len(shared) > 50
-    for key in shared:
-        assert torch.equal(ours[f"{network.backbone_prefix}body.{key}"], classifier.state_dict()[key])
+    assert all(torch.equal(ours[prefix + key], classifier[key]) for key in shared)
 
 
 def test_a_detector_gives_a_segmentor_its_backbone(tmp_path):
@@ -86,17 +91,3 @@ def test_a_run_gives_its_weights_by_the_same_rules(tmp_path):
     torch.save({"linvit": {}, "state_dict": held}, tmp_path / "checkpoints" / "best.ckpt")
     assert initialize(network, tmp_path).endswith("best.ckpt, heads included.")
     assert not changed(network, trained.state_dict())
-
-
-def test_a_classifier_of_timm_gives_its_backbone(tmp_path):
-    narrow = {"channels": (8, 8, 16, 16)}
-    torch.manual_seed(9)
-    classifier = timm.create_model("resnet18", num_classes=7, **narrow)
-    torch.save(classifier.state_dict(), tmp_path / "weights.pth")
-    network = build_dense("semantic_fpn", "resnet18", 5, HEADS, **narrow)
-    said = initialize(network, tmp_path / "weights.pth")
-    assert said.endswith("weights.pth: its backbone; neck and heads keep their initial weights.")
-    body = network.backbone.body.state_dict()
-    assert len(body) > 50
-    for key, value in body.items():
-        assert torch.equal(value, classifier.state_dict()[key])

@@ -10,7 +10,7 @@ from linvit.tasks.classification import MultiLabel
 
 def measured(logits, targets, **options):
     """What the task logs of a network that answers with these logits, in two batches."""
-    task = MultiLabel(nn.Identity(), targets.shape[1], **options)
+    task = MultiLabel(nn.Flatten(), targets.shape[1], **options)
     logged = {}
     task.log = lambda name, value, **_: logged.update({name.removeprefix("val/"): float(value)})
     half = len(logits) // 2
@@ -20,22 +20,9 @@ def measured(logits, targets, **options):
     return logged
 
 
-class Flat(nn.Module):
-    def forward(self, images):
-        return images.flatten(1)
-
-
-@pytest.fixture(autouse=True)
-def flat(monkeypatch):
-    monkeypatch.setattr(nn, "Identity", Flat)
-
-
 def test_measures_are_those_of_scikit_learn():
     generator = torch.Generator().manual_seed(0)
-    logits, targets = (
-        torch.randn(41, 6, generator=generator),
-        (torch.rand(41, 6, generator=generator) < 0.3).float(),
-    )
+    logits, targets = (torch.randn(41, 6, generator=generator), (torch.rand(41, 6, generator=generator) < 0.3).float())
     ours = measured(logits, targets)
     assert ours["map"] == pytest.approx(average_precision_score(targets, logits, average="macro"), abs=1e-6)
     assert ours["f1"] == pytest.approx(f1_score(targets, logits > 0, average="micro"), abs=1e-6)
@@ -53,14 +40,14 @@ def test_a_class_that_does_not_occur_is_left_out_of_the_mean():
 
 def test_a_single_class_is_refused():
     with pytest.raises(ValueError, match="1 class, expected 2 or more"):
-        MultiLabel(Flat(), 1)
+        MultiLabel(nn.Flatten(), 1)
 
 
 def test_the_asymmetric_loss_is_binary_cross_entropy_without_its_exponents_and_clip():
     logits, targets = torch.randn(8, 5), (torch.rand(8, 5) < 0.5).float()
-    symmetric = MultiLabel(Flat(), 5, asymmetric=True, gamma_negative=0, gamma_positive=0, clip=0).loss
-    torch.testing.assert_close(symmetric(logits, targets), MultiLabel(Flat(), 5).loss(logits, targets))
-    asymmetric = MultiLabel(Flat(), 5, asymmetric=True).loss
+    symmetric = MultiLabel(nn.Flatten(), 5, asymmetric=True, gamma_negative=0, gamma_positive=0, clip=0).loss
+    torch.testing.assert_close(symmetric(logits, targets), MultiLabel(nn.Flatten(), 5).loss(logits, targets))
+    asymmetric = MultiLabel(nn.Flatten(), 5, asymmetric=True).loss
     probability = torch.tensor(0.4)  # of one negative: p is 0.4 - 0.05 after the clip, weighted by p⁴
     expected = -((0.35) ** 4) * math.log(1 - 0.35)
     assert asymmetric(probability.logit().view(1, 1), torch.zeros(1, 1)).item() == pytest.approx(expected)

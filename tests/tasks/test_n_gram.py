@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from linvit.tasks.transcription import prefix_beam
+from linvit.tasks.transcription import CountedNGram, NGram, prefix_beam
 
 ARPA = """\\data\\
 ngram 1=5
@@ -28,8 +28,6 @@ ngram 2=3
 @pytest.fixture
 def model(tmp_path):
     pytest.importorskip("kenlm", reason="kenlm is not installed")
-    from linvit.tasks.transcription import NGram
-
     path = tmp_path / "model.arpa"
     path.write_text(ARPA)
     return NGram(path)
@@ -53,8 +51,6 @@ def test_it_turns_what_the_beam_finds(model):
 
 def test_what_is_no_language_model_is_named(tmp_path):
     pytest.importorskip("kenlm", reason="kenlm is not installed")
-    from linvit.tasks.transcription import NGram
-
     with pytest.raises(ValueError, match="is missing or no language model"):
         NGram(tmp_path / "nowhere.arpa")
     (tmp_path / "bad.arpa").write_text("no model")
@@ -63,8 +59,6 @@ def test_what_is_no_language_model_is_named(tmp_path):
 
 
 def test_counted_probabilities_are_the_formula():
-    from linvit.tasks.transcription import CountedNGram
-
     model = CountedNGram(["A B", "A B", "A C"], order=2)  # 3 A, 2 B, 1 C, 3 ends; one more for unknown words
     alone = {"A": (3 + 4 / 5) / 13, "B": (2 + 4 / 5) / 13, "Z": (4 / 5) / 13}
     assert model((), "A") == pytest.approx(math.log((3 + alone["A"]) / 4))
@@ -75,7 +69,5 @@ def test_counted_probabilities_are_the_formula():
 
 @pytest.mark.parametrize("before", [(), ("A",), ("A", "B"), ("Z", "A"), ("C", "C", "C")])
 def test_counted_probabilities_sum_to_one(before):
-    from linvit.tasks.transcription import CountedNGram
-
     model = CountedNGram(["A B A", "B", "", "C A B B"])
     assert sum(math.exp(model(before, word)) for word in ("A", "B", "C", "</s>", "unknown")) == pytest.approx(1)

@@ -2,15 +2,12 @@ import csv
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from imagenet_folder import CLASSES, write_imagenet
+from images_by_class import write_classes
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from trained import ONE_EPOCH, trained_run
 
 from linvit.analysis.answers import Answers
 from linvit.runs import ClassificationRun, load_run, train
@@ -19,8 +16,8 @@ from linvit_cli import main
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return load_run(trained_run(tmp_path_factory, trainer=ONE_EPOCH))
+def run(trained):
+    return load_run(trained)
 
 
 @pytest.fixture
@@ -56,12 +53,9 @@ def test_a_report_holds_the_measures_that_it_is_given(run, tmp_path):
 
 
 def test_answers_of_a_folder_leave_an_unreadable_image_out(run, tmp_path):
-    for name in ("3", "7"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(2):
-            Image.linear_gradient("L").resize((40, 40)).save(tmp_path / "data" / name / f"{number}.png")
-    (tmp_path / "data" / "3" / "0.png").write_bytes(b"broken")
-    answers = answers_of(run, run.source(tmp_path / "data", num_workers=0))
+    root = write_classes(tmp_path / "data", {"3": 2, "7": 2})
+    (root / "3" / "0.png").write_bytes(b"broken")
+    answers = answers_of(run, run.source(root, num_workers=0))
     assert answers.indices.tolist() == [1, 2, 3]
     assert answers.targets.tolist() == [3, 7, 7]
     assert (answers.confidences > 0).all()
@@ -163,48 +157,6 @@ def test_released_classes_are_the_sorted_folders_or_their_numbers(tmp_path):
         run.source(tmp_path / "few")
 
 
-class _ReadsColours(torch.nn.Module):
-    """Knows the class of an image whose red and green say its number, 8 × (class // 32) and 8 × (class % 32)."""
-
-    def forward(self, images):
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
-        red, green, _ = ((images * std + mean) * 255 / 8).mean((2, 3)).round().long().unbind(1)
-        return torch.nn.functional.one_hot(32 * red + green, 1000).float()
-
-
-@pytest.fixture(scope="module")
-def imagenet_v2(tmp_path_factory):
-    """The layout that ImageNet-V2's archives unpack to: folders named by the class indices, one image in each here."""
-    root = tmp_path_factory.mktemp("data") / "imagenetv2-matched-frequency-format-val"
-    for number in range(1000):
-        (root / str(number)).mkdir(parents=True)
-        colour = (8 * (number // 32), 8 * (number % 32), 0)
-        Image.new("RGB", (16, 16), colour).save(root / str(number) / f"{number:07x}.jpeg", quality=95, subsampling=0)
-    return root
-
-
-@pytest.mark.slow
-def test_a_network_trained_on_imagenet_finds_its_classes_in_imagenet_v2(imagenet_v2, tmp_path, capsys):
-    names = sorted({*CLASSES, *(f"n{number:08d}" for number in range(10_000_000, 10_000_997))})
-    data = {
-        "root": str(write_imagenet(tmp_path / "imagenet", train=2)),
-        "class_names": names,
-        "size": 32,
-        "batch_size": 2,
-    }
-    trainer = {"max_epochs": 1, "limit_val_batches": 0, "accelerator": "cpu"}
-    values = {"model": {"name": "ravlt_nano"}, "data": {**data, "name": "imagefolder", "num_workers": 0}}
-    (tmp_path / "recipe.yaml").write_text(json.dumps({**values, "trainer": trainer}))
-    run = train(tmp_path / "recipe.yaml", folder=tmp_path / "run")
-    assert run.class_names == names
-    assert all(place == int(Path(file).parent.name) for file, place in run.source(imagenet_v2).files("val"))
-    run.task.network = _ReadsColours()
-    measures = run.evaluate(root=str(imagenet_v2), num_workers=0, batch_size=250)
-    assert (measures.by_weights["raw"]["top1"], measures["images"]) == (1.0, 1000)
-    assert main(["eval", str(run.path), f"data.root={imagenet_v2}", "data.num_workers=0", "data.batch_size=250"]) == 0
-    assert "1,000" in capsys.readouterr().out
-
-
 def test_classes_come_in_the_order_of_the_network(run, tmp_path):
     for name in ("7", "3", "10"):
         (tmp_path / name).mkdir()
@@ -216,18 +168,14 @@ def test_classes_come_in_the_order_of_the_network(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory):
-    """A run on ten bright and ten dark images in two class folders, and their folder."""
+    """A run on ten images in each of two class folders, and their folder."""
     folder = tmp_path_factory.mktemp("undivided")
-    for name, scale in (("bright", 1), ("dark", 0.2)):
-        (folder / "data" / name).mkdir(parents=True)
-        for number in range(10):
-            noise = Image.effect_noise((40, 50), 60)
-            noise.point(lambda value, scale=scale: value * scale).save(folder / "data" / name / f"{number}.png")
-    data = {"name": "imagefolder", "root": str(folder / "data"), "size": 32, "num_workers": 0, "batch_size": 4}
+    root = write_classes(folder / "data", {"bright": 10, "dark": 10})
+    data = {"name": "imagefolder", "root": str(root), "size": 32, "num_workers": 0, "batch_size": 4}
     recipe = folder / "mine.yaml"
     trainer = {"max_epochs": 1, "accelerator": "cpu", "limit_train_batches": 1}
     recipe.write_text(json.dumps({"model": {"name": "ravlt_nano"}, "data": data, "trainer": trainer}))
-    return train(recipe, folder=folder / "run"), folder / "data"
+    return train(recipe, folder=folder / "run"), root
 
 
 def test_a_run_is_evaluated_on_what_it_held_out(undivided, tmp_path):

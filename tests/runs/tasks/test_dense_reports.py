@@ -1,12 +1,10 @@
 import re
 
 import pytest
-import torch
 from dense_answers import IDS, knows_maps, knows_objects, write_scenes
 
 from linvit.data.dense import Coco
 from linvit.tasks.detection import average_precision, average_precision_by_class
-from linvit.tasks.segmentation import overlaps, overlaps_by_class
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +63,3 @@ def test_average_precision_of_classes_is_that_of_all():
     mean = sum(ap for ap, _, _ in by_class.values()) / 3
     assert average_precision(truth, rows, [1], "bbox")["ap"] == pytest.approx(mean)
     assert average_precision_by_class(truth, [], [1], "bbox") == {IDS * key: (0.0, 0.0, 1) for key in boxes}
-
-
-def test_overlaps_of_classes():
-    confusion = torch.tensor([[6, 2, 0], [0, 4, 0], [0, 0, 0]])
-    overlap, accuracy, pixels = overlaps_by_class(confusion)
-    assert overlap[:2].tolist() == pytest.approx([6 / 8, 4 / 6])
-    assert accuracy[:2].tolist() == [0.75, 1.0]
-    assert pixels.tolist() == [8, 4, 0]
-    assert overlap[2].isnan()
-    assert overlaps(confusion)["miou"].item() == pytest.approx((6 / 8 + 4 / 6) / 2)
-    assert overlaps(confusion)["pixel_accuracy"].item() == pytest.approx(10 / 12)

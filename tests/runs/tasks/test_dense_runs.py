@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from dense_answers import IDS, SIDE, knows_maps, knows_objects, write_scenes, write_untrained
 from PIL import Image
+from tiny_dense import write_dense_recipe
+from tiny_run import ONE_STEP
 
 from linvit.data.dense.label_maps import read_map
 from linvit.models.dense.frameworks import build_dense
@@ -176,19 +177,8 @@ def test_names_differ_on_every_file_system():
 
 
 def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_path):
-    recipe = {
-        "seed": 0,
-        "folder": str(tmp_path / "run"),
-        "model": {"framework": "mask_rcnn", "backbone": "mavit_nano", "heads": {"width": 16, "hidden": 16}},
-        "task": {"name": "detection", "ema_decay": 0.9},
-        "optimizer": {"lr": 1e-3},
-        "schedule": {"warmup_epochs": 0},
-        "data": {"name": "coco", "root": str(scenes / "detection"), "long_side": 64, "short_side": 64},
-        "trainer": {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0},
-    }
-    recipe["data"] |= {"batch_size": 1, "num_workers": 0}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    run = train(tmp_path / "recipe.yaml")
+    groups = {"task": {"ema_decay": 0.9}, "data": {"batch_size": 1}, "trainer": ONE_STEP | {"limit_val_batches": 0}}
+    run = train(write_dense_recipe(tmp_path, scenes, "mask_rcnn", **groups))
     assert run.stored["category_ids"] == [IDS * (digit + 1) for digit in range(10)]
     assert list(run.task.networks()) == ["raw", "ema"]
     folder = scenes / "detection" / "images" / "val"
@@ -208,41 +198,23 @@ def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_p
     assert ids[0] not in truth.values()
 
 
-def released_names(key):
-    """Semantic FPN's keys as mmsegmentation writes them."""
-    key = re.sub(r"^neck\.inner_blocks\.(\d)\.0\.", r"neck.lateral_convs.\1.conv.", key)
-    key = re.sub(r"^neck\.layer_blocks\.(\d)\.0\.", r"neck.fpn_convs.\1.conv.", key)
-    key = key.replace("head.classifier.1.", "decode_head.conv_seg.") if key.startswith("head.") else key
-    match = re.match(r"^head\.levels\.(\d)\.(\d)\.([01])\.(.*)", key)
-    if match is None:
-        return key
-    level, place, kind, rest = match.groups()
-    return f"decode_head.scale_heads.{level}.{2 * int(place)}.{('conv', 'bn')[int(kind)]}.{rest}"
-
-
-def test_released_segmentor_by_backbone_and_framework(tmp_path):
-    network = build_dense("semantic_fpn", "ravlt_nano", 150)
-    weights = {released_names(key): torch.rand_like(value.float()) for key, value in network.state_dict().items()}
-    assert "decode_head.scale_heads.3.4.bn.weight" in weights
-    weights |= {key: network.state_dict()[key] for key in weights if key.startswith("backbone.")}
-    torch.save({"state_dict": weights, "meta": {}}, tmp_path / "fpn.pth")
-    run = load_run(model="ravlt_nano", checkpoint=tmp_path / "fpn.pth", framework="semantic_fpn")
-    assert torch.equal(run.network.head.classifier[1].bias, weights["decode_head.conv_seg.bias"])
-    assert (run.class_names[0], run.class_names[-1]) == ("1", "150")
-    assert (run.preprocessing.long_side, run.preprocessing.short_side) == (2048, 512)
-
-
-def test_released_detector_knows_the_categories_of_coco(tmp_path):
-    torch.save(build_dense("retinanet", "ravlt_nano", 80).state_dict(), tmp_path / "retinanet.pth")
-    run = load_run(model="ravlt_nano", checkpoint=tmp_path / "retinanet.pth", framework="retinanet")
-    named = dict(zip(run.stored["category_ids"], run.class_names, strict=True))
-    assert len(named) == 80
-    assert (named[1], named[13], named[90]) == ("person", "stop sign", "toothbrush")
-    assert (run.preprocessing.long_side, run.preprocessing.short_side) == (1333, 800)
-
-
 def test_an_image_that_does_not_fit_into_memory_is_left_out(segmentor, photos, monkeypatch):
     monkeypatch.setattr(dense, "memory", lambda: 2000 * dense.PIXEL_BYTES)
     predictions = load_run(segmentor).predict(photos)
     assert [Path(row.file).name for row in predictions] == ["A.png", "thin [1].png"]
     assert any("51×130 px" in sentence and "make the image smaller" in sentence for sentence in predictions.unreadable)
+
+
+@pytest.mark.parametrize(
+    ("framework", "classes", "sides"), [("semantic_fpn", 150, (2048, 512)), ("retinanet", 80, (1333, 800))]
+)
+def test_released_networks_know_their_classes_and_sizes(framework, classes, sides, tmp_path):
+    weights = build_dense(framework, "ravlt_nano", classes).state_dict()
+    torch.save({"state_dict": weights, "meta": {}}, tmp_path / "released.pth")
+    run = load_run(model="ravlt_nano", checkpoint=tmp_path / "released.pth", framework=framework)
+    assert all(torch.equal(value, weights[key]) for key, value in run.network.state_dict().items())
+    assert (run.preprocessing.long_side, run.preprocessing.short_side) == sides
+    named = dict(zip(run.stored.get("category_ids", range(1, 151)), run.class_names, strict=True))
+    assert len(named) == classes
+    expected = ("person", "stop sign", "toothbrush") if framework == "retinanet" else ("1", "13", "90")
+    assert (named[1], named[13], named[90]) == expected

@@ -1,6 +1,5 @@
 import math
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -8,13 +7,12 @@ import torch
 from PIL import Image
 from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_diffusion import write_diffusion_recipe
-from tiny_run import check_killed_run_resumes, check_resumes_bit_for_bit, content, curve
+from tiny_run import check_resumes_bit_for_bit, content, curve
 
 from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
 from linvit.runs.tasks.diffusion import _class_number
 from linvit.runs.training import train_folder
-from linvit.studies.pool import last_measures
 from linvit.tasks import sampling
 from linvit_cli import main
 
@@ -47,15 +45,6 @@ def test_it_learns_and_is_measured_by_what_its_moving_average_generates(run):
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_diffusion_recipe(tmp_path)
     check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    train(write_diffusion_recipe(alone, task={"generates": False}))
-    write = partial(write_diffusion_recipe, tmp_path, task={"generates": False})
-    check_killed_run_resumes(write, step=6, whole=alone / "run", fewest=20)
 
 
 def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
@@ -121,34 +110,23 @@ def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_p
 
 
 def test_all_images_in_one_file_are_as_evaluation_suites_read_them(run, tmp_path):
-    images = load_run(run).generate(count=2, steps=3, sampler="ddpm")
-    assert (images.images.shape, images.images.dtype, len(images)) == ((20, 1, 8, 8), torch.uint8, 20)
+    loaded = load_run(run)
+    images = loaded.generate(classes=["3", 5], count=2, steps=3, sampler="ddpm")
+    assert (images.images.shape, images.images.dtype, len(images)) == ((4, 1, 8, 8), torch.uint8, 4)
     images.save(tmp_path / "all.npz")
     held = np.load(tmp_path / "all.npz")
-    assert held["arr_0"].shape == (20, 8, 8, 3)
+    assert held["arr_0"].shape == (4, 8, 8, 3)
     assert held["arr_0"].dtype == np.uint8
-    assert held["labels"].tolist() == images.labels.tolist() == [label for label in range(10) for _ in range(2)]
-
-
-def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
-    loaded = load_run(run)
-    first, again, other = (loaded.generate(classes=["3", 5], count=2, steps=3, seed=seed) for seed in (1, 1, 2))
-    assert first.labels.tolist() == [3, 3, 5, 5]
-    assert first.images.equal(again.images)
-    assert not first.images.equal(other.images)
+    assert held["labels"].tolist() == images.labels.tolist() == [3, 3, 5, 5]
     with pytest.raises(ValueError, match=r"`classes` is \[\], expected a list of .*, at least one"):
         loaded.generate(classes=[])
-
-
-def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
-    assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
-    assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
 
 
 def test_without_generation_the_loss_chooses(tmp_path):
     run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}))
     assert all(math.isfinite(row["ema_loss"]) for row in run.history)
     assert "ema_fid" not in run.history[0]
+    assert (run.task.score, run.path.name) == ("loss", "best.ckpt")
     measures = load_run(run.folder / "checkpoints" / "last.ckpt").evaluate()
     assert measures["loss"] == pytest.approx(run.history[-1]["ema_loss"], rel=1e-5)
 

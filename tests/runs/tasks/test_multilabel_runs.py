@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
-from tiny_dense import tiny_scenes
-from tiny_multilabel import write_multilabel_recipe
+from tiny_dense import tiny_scenes, write_multilabel_recipe
 
 import linvit
 from linvit_cli import main

@@ -9,13 +9,10 @@ import torch
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from tiny_speech import say, write_an4, write_speech_recipe
 
-from linvit.bundled import list_networks
 from linvit.data.speech import LibriSpeech
 from linvit.data.speech.audio import read_audio
-from linvit.models.conformer import StreamCache
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
-from linvit.studies import compare
 from linvit.studies.pool import last_measures
 from linvit.tasks.transcription import CountedNGram, greedy, spelled, word_edits
 from linvit_cli import main
@@ -116,17 +113,6 @@ def test_files_of_any_sampling_rate_are_transcribed(learned, tmp_path, capsys):
     assert json.loads((tmp_path / "texts.json").read_text()) == [{"sound": str(sounds[0]), "text": "LOW HIGH MID"}]
 
 
-def test_the_trained_network_processes_a_stream_as_the_whole(learned):
-    run = load_run(learned)
-    network = run.network.double()
-    features = run.source().val_set()[0][0].double()[None]
-    with torch.no_grad():
-        whole, _ = network(features, torch.tensor([features.shape[1]]))
-        memory = StreamCache()
-        streamed = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
-    assert (streamed - whole).abs().max() < 1e-11
-
-
 def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path, capsys):
     good = say(tmp_path / "good.wav", "MID")
     (tmp_path / "bad.wav").write_text("no sound")
@@ -139,10 +125,6 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
     assert str(good.name) in said.out.replace("\n", "")
     assert "bad.wav cannot be read as sound" in said.err
     assert "0.006 s (100 samples) long, shorter than one frame" in said.err
-    assert main(["predict", str(learned), str(tmp_path / "nowhere.wav"), str(good)]) == 1
-    said = capsys.readouterr()
-    assert "good.wav" in said.out.replace("\n", "")
-    assert "There is no sound file or folder at" in said.err
 
 
 def test_another_folder_and_its_report(learned, tmp_path):
@@ -202,13 +184,6 @@ def test_options_of_decoding_are_never_ignored(learned, options, sentence):
             ask(**options)
 
 
-def test_more_words_for_a_bonus(learned, tmp_path):
-    sound = say(tmp_path / "a.wav", "MID")
-    run = load_run(learned)
-    few, many = (run.predict(sound, beam=8, word_bonus=bonus)[0].text.split() for bonus in (0.0, 20.0))
-    assert len(many) > len(few)
-
-
 def test_samples_in_memory_are_transcribed_as_a_file(learned, tmp_path):
     sound = say(tmp_path / "a.wav", "LOW HIGH")
     samples = read_audio(sound, 16_000)
@@ -235,21 +210,6 @@ def test_other_tokens_are_learned_and_loaded(run, units, tmp_path):
     transcripts = trained.predict(run.parent / "speech" / "val")
     assert len(transcripts) == 6
     assert not transcripts.unreadable
-
-
-@pytest.mark.slow
-def test_attentions_are_compared_over_seeds(run, tmp_path):
-    recipes = []
-    for mechanism in ("softmax", "mala"):
-        (tmp_path / mechanism).mkdir()
-        data = {"root": str(run.parent / "speech")}
-        path = write_speech_recipe(tmp_path / mechanism, mechanism, data=data, task={"ema_decay": None})
-        recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
-    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).to_markdown()
-    assert "word error rate, %" in text
-    rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["softmax", "mala"]
-    assert rows[1]["differences"]["softmax"]["count"] == 2
 
 
 @pytest.mark.slow
@@ -313,15 +273,6 @@ def test_an_an4_folder_is_evaluated_by_speaker(learned, tmp_path):
     assert "fcaw" in page
     assert "miry" in page
     assert len(run.predict(tmp_path / "an4" / "wav" / "an4_clstk")) == 2
-
-
-def test_conformers_are_listed_beside_the_published_size():
-    rows = {(row["name"], row["mechanism"]): row for row in list_networks("speech")}
-    assert rows["conformer_small", "softmax"]["transducer"] == 10_340_416
-    assert (
-        rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
-    )
-    assert {row["published"] for (name, _), row in rows.items() if name == "conformer_nano"} == {None}
 
 
 @pytest.mark.parametrize("seconds", ["0.013", "0.2", "9"])
