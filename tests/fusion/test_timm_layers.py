@@ -48,8 +48,14 @@ def test_swin_with_every_mechanism_and_padded_windows(mechanism):
     model = timm.create_model(f"swin_tiny_{mechanism}", depths=(1, 1, 1, 1), num_classes=3, img_size=64, embed_dim=48)
     fused = compare(randomised(model), images(64, 64, batch=1))
     windowed = [f"layers.{i}.blocks.0.norm1" for i, letter in enumerate(model.pattern) if letter == "S"]
-    own = {f"layers.{i}.blocks.0.attn.ln" for i, letter in enumerate(model.pattern) if letter == "L"}
-    expected = {"patch_embed.norm", "norm", *windowed, *(own if mechanism == "nala" else ())}
+    kept = {"nala": ("attn.ln",), "mhla": ("norm1", "attn.input_norm")}.get(mechanism, ())
+    linear = [i for i, letter in enumerate(model.pattern) if letter == "L"]
+    expected = {
+        "patch_embed.norm",
+        "norm",
+        *windowed,
+        *(f"layers.{i}.blocks.0.{norm}" for i in linear for norm in kept),
+    }
     assert set(weighted_norms(fused)) == expected
 
 

@@ -12,13 +12,14 @@ def few(monkeypatch):
     monkeypatch.setattr(gpu, "OPTIONS", {name: gpu.OPTIONS[name] for name in ("mala", "causal mala")})
     monkeypatch.setattr(gpu, "WORKS", {"interaction": gpu.WORKS["interaction"]})
     monkeypatch.setattr(gpu, "MAP", (1, 6, 5, 4))
+    monkeypatch.setattr(gpu, "LAYERS", dict([next(iter(gpu.LAYERS.items()))]))
 
 
 @pytest.mark.slow
 def test_the_check_passes(device, monkeypatch):
     few(monkeypatch)
     found = gpu.checks(device, Progress())
-    assert len(found) == 2 * len(gpu.OPTIONS) + 1
+    assert len(found) == 2 * len(gpu.OPTIONS) + 2
     assert [check.failure for check in found] == [None] * len(found)
 
 

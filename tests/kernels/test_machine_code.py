@@ -153,12 +153,13 @@ def test_instructions_are_within_their_budget(capability, backward):
 )
 def test_everything(compiled, capability, options, causal):
     compile_all(capability, causal=causal, **options)
+    packing = {"pack_table"} if options["dtype"] == torch.bfloat16 else set()
     if causal:
         assert set(compiled) >= CAUSAL
     elif options.get("tokens") == 1:
-        assert set(compiled) == {"attend_head", "read_backward", "summarize_backward"}
+        assert set(compiled) == {"attend_head", "read_backward", "summarize_backward"} | packing
     else:
-        assert set(compiled) == BIDIRECTIONAL
+        assert set(compiled) == BIDIRECTIONAL | packing
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options
 @pytest.mark.slow
 def test_one_stage_for_a_card_without_tensor_cores(compiled, monkeypatch):
     compile_one_stage(compiled, monkeypatch, TURING, torch.float32, 16, backward=False)
-    assert set(compiled) == {"pack_table", "query_mean", "summarize", "merge", "read"}
+    assert set(compiled) == {"query_mean", "summarize", "merge", "read"}
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_names():
 def test_pattern_and_mechanism(name):
     model = timm.create_model(name, device="meta")
     base = next(base for base in BASES if name.startswith(f"{base}_"))
-    mechanism = name.removeprefix(f"{base}_")
+    mechanism = name.removeprefix(f"{base}_").removesuffix("_256")  # pixels, in the names of MHLA's networks
     assert model.mechanism == mechanism
     letters = {
         "deit_tiny": "L",

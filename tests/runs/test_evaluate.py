@@ -42,6 +42,5 @@ def test_seven_images_in_two_processes_count_once_and_measure_the_same(run, tmp_
     assert zero == one
     for kind in ("raw", "ema"):
         assert zero[kind]["images"] == alone[kind]["images"] == 7
-        for name in ("top1", "top5", "loss"):
-            assert zero[kind][name] == pytest.approx(alone[kind][name], rel=1e-6), (kind, name)
+        assert zero[kind] == pytest.approx(alone[kind], rel=1e-6)
     assert torch.isfinite(torch.tensor(alone["raw"]["loss"]))
