@@ -84,7 +84,7 @@ def kernel_for(
 
 def plain_kernel_for(backend: Any, query: Any) -> Callable[..., Tensor | None] | None:
     """The C++ kernel for arguments that nobody has checked yet, if it may be used on the device of this query."""
-    if not getattr(query, "is_cpu", False) or is_traced() or not isinstance(backend, str):
+    if type(query) is not Tensor or not query.is_cpu or is_traced() or not isinstance(backend, str):
         return None
     kernels = built_for_cpu() if backend in ("auto", "cpp") else None
     return None if kernels is None else kernels.plain_attention
