@@ -100,11 +100,12 @@ def report_on_page(text: str, bench: str) -> Report:
 
 
 def crossover(bench: str, variant: str, mechanism: str) -> str:
-    """The tokens from which on a mechanism is faster than softmax attention, as the page says."""
-    words = rf"- {mechanism} {variant} \w+(?:, batch 8)? against sdpa: faster from about ([\d,]+) tokens"
+    """The tokens from which on a mechanism is faster than softmax attention, as the page says; at least the fewest."""
+    start = rf"- {mechanism} {variant} \w+(?:, batch 8)? against sdpa: faster"
+    words = rf"{start} (?:from about (?P<tokens>[\d,]+) tokens|at every size)"
     match = re.search(words, section(_text("benchmarks-operator"), bench))
     assert match, (bench, variant, mechanism)
-    return match[1]
+    return match["tokens"] or bench_rows("benchmarks-operator", bench)[0]["tokens"]
 
 
 def times_softmax(bench: str, variant: str, mechanism: str, tokens: str = "12,544") -> str:
