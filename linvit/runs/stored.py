@@ -50,6 +50,7 @@ from linvit.runs.run import Run
 from linvit.runs.tasks import RUNS
 from linvit.runs.tasks.classification import ClassificationRun
 from linvit.runs.trained import classifier_parts
+from linvit.runs.trainer import RANGES
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
@@ -286,6 +287,9 @@ def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[st
             if name not in SETTINGS:
                 check_names(f"setting of the {name}", groups[name], declared(declaring))
             check(declaring, groups[name], name)
+        trainer = recipe.get("trainer") or {}
+        check({"trainer": dict}, {"trainer": trainer})
+        check({"threads": RANGES["threads"]}, {"threads": trainer.get("threads")}, "trainer")
         check_entries({"ema_decay": Any}, recipe["task"])
         settings = arguments(run_class.task_class)  # those newer than the run had their defaults then
         kept = {name: recipe["task"].setdefault(name, settings[name].default) for name in run_class.kept}

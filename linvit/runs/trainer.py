@@ -92,7 +92,7 @@ RANGES: Mapping[str, Any] = {
     "plugins": Objects | None,
     "profiler": Annotated[str, OneOf(("simple", "advanced", "pytorch", "xla"))] | Object | None,
     "strategy": Annotated[str, OneOf(("auto", *StrategyRegistry.available_strategies()))] | Object,
-    "threads": Count | None,  # not Lightning's, see linvit.runs.threads
+    "threads": Annotated[int, Range(1, 1024)] | None,  # not Lightning's, see linvit.runs.threads
     # set by linvit
     "default_root_dir": None,
     "model_registry": None,

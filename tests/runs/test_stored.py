@@ -52,6 +52,8 @@ def replaced(whole, *path, value):
         (("num_classes",), 10**9, "1000000000 classes"),
         (("format",), 2, "`format` is 2"),
         (("recipe", "data", "extra"), 1, "Unknown setting of the data 'extra'"),
+        (("recipe", "trainer", "threads"), ["a", 3], "trainer.threads is ['a', 3], expected a whole number"),
+        (("recipe", "trainer"), "x", "`trainer` is"),
     ],
 )
 def test_what_is_wrong_is_said(run, tmp_path, place, value, said):
