@@ -287,7 +287,7 @@ def _checked(path: Path, content: Mapping[str, Any]) -> tuple[type[Run], dict[st
             if name not in SETTINGS:
                 check_names(f"setting of the {name}", groups[name], declared(declaring))
             check(declaring, groups[name], name)
-        trainer = recipe.get("trainer") or {}
+        trainer = recipe.get("trainer", {})
         check({"trainer": dict}, {"trainer": trainer})
         check({"threads": RANGES["threads"]}, {"threads": trainer.get("threads")}, "trainer")
         check_entries({"ema_decay": Any}, recipe["task"])

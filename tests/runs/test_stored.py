@@ -53,7 +53,7 @@ def replaced(whole, *path, value):
         (("format",), 2, "`format` is 2"),
         (("recipe", "data", "extra"), 1, "Unknown setting of the data 'extra'"),
         (("recipe", "trainer", "threads"), ["a", 3], "trainer.threads is ['a', 3], expected a whole number"),
-        (("recipe", "trainer"), "x", "`trainer` is"),
+        (("recipe", "trainer"), "", "`trainer` is"),
     ],
 )
 def test_what_is_wrong_is_said(run, tmp_path, place, value, said):
