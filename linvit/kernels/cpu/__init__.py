@@ -128,8 +128,8 @@ def plain_attention(
     by_map, by_normalizer = MAP_NUMBERS.get(feature_map), NORMALIZER_NUMBERS.get(normalizer)
     if by_map is None or by_normalizer is None or query.dtype not in DTYPES or transforms():
         return None
-    cos, sin = (None, None) if rotary is None else rotary
-    for table in () if rotary is None else rotary:
+    cos, sin = rotary or (None, None)
+    for table in rotary or ():
         if type(table) is not Tensor or table.dtype != torch.float32 or not table.is_cpu:
             return None
     if not (key.is_cpu and value.is_cpu) or needs_gradients(query, key, value, cos, sin):
