@@ -76,8 +76,8 @@ def traced(network: nn.Module, batch: int = BATCH, size: int = SIZE) -> GraphMod
 
     network = network.to(memory_format=torch.channels_last)
     with FakeTensorMode(), torch.no_grad():
-        held = (*network.named_parameters(), *network.named_buffers())
-        tensors = {name: without_memory(x, "cuda") for name, x in held}
+        named = (*network.named_parameters(), *network.named_buffers())
+        tensors = {name: without_memory(x, "cuda") for name, x in named}
         images = torch.empty(batch, size, size, 3, dtype=torch.bfloat16, device="cuda").permute(0, 3, 1, 2)
 
         def infer(tensors: dict[str, Tensor], images: Tensor) -> Any:

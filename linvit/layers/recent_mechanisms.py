@@ -338,8 +338,9 @@ class MHLAAttention(TokenAttention):
         released_denominator: bool = False,
         **options: Any,
     ) -> None:
-        options |= {"blocks": blocks, **({"normalizer": "sum"} if released_denominator else {})}
-        super().__init__(width, heads, mechanism, grid, num_prefix, **options)
+        if released_denominator:
+            options["normalizer"] = "sum"
+        super().__init__(width, heads, mechanism, grid, num_prefix, blocks=blocks, **options)
         self.released_denominator = released_denominator
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
