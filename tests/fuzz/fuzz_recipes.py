@@ -28,6 +28,7 @@ OTHERS = ["", "null", "true", "[]", "[1, 2, 3]", "[.nan]", "{}", "{foo: 1}", "{1
 OTHERS += ["~/x", "'  '", "2001-01-01", "!!binary aGk=", "*a", "[b]x[/b]", "$\\frac{1}{$", "x" * 2000, "0x10", "1_000"]
 OTHERS += ["@", "%"]
 LONG_WORK = ("trainer.max_epochs", "trainer.max_steps", "trainer.min_epochs", "trainer.min_steps")
+PROCESSES = ("trainer.devices", "trainer.num_nodes")  # Lightning would start pytest again, and kill this process
 
 
 def numeric(value: Any) -> bool:
@@ -121,7 +122,7 @@ def recipe_values(draw: st.DrawFn) -> Case:
     base = draw(st.sampled_from(["digits", "photos"]))
     known = draw(st.booleans())
     key = draw(st.sampled_from(sorted(RIGHT) if known else keys_of(base)))
-    text = draw(st.sampled_from(["0", "1", "-1", *OTHERS] if key in LONG_WORK else NUMBERS + OTHERS))
+    text = draw(st.sampled_from(["0", "1", "-1", *OTHERS] if key in LONG_WORK + PROCESSES else NUMBERS + OTHERS))
     values = {"digits": DIGITS, "photos": IMAGES}[base]
     return Case(f"train {base} {key}={text[:40]}", train_recipe(values, f"{key}={text}"), is_wrong(key, text))
 
